@@ -18,10 +18,6 @@ class Match(NamedTuple):
     labels: list[int]
     note: str = ""
 
-    @property
-    def is_identity(self) -> bool:
-        return self.labels == list(range(len(self.labels)))
-
 
 def are_named(names: Sequence[str] | None) -> bool:
     """Whether classes have names, and not only their numbers."""

@@ -6,14 +6,16 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from vit_lightning import UserError, load
+from vit_lightning import ImageFolder, UserError, ViTClassifier, load
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.cli import main
 from vit_lightning.commands.embed import embed
@@ -23,6 +25,9 @@ from vit_lightning.commands.resume import read_experiment
 from vit_lightning.commands.trained import evaluate, predict
 from vit_lightning.config.networks import make_teacher
 from vit_lightning.config.resolve import resolve
+from vit_lightning.report.analysis import TestSets
+from vit_lightning.report.checks import _same_images
+from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 COLOURS = {"cat": (200, 60, 60), "dog": (60, 200, 60), "owl": (60, 60, 200), "ant": (200, 200, 60)}
@@ -235,6 +240,38 @@ def test_names_of_a_hugging_face_config(labels, names, note, control):
             assert load("hub").class_names == names
     else:
         assert load("hub").class_names == names
+
+
+def test_names_that_are_fewer_than_outputs_are_refused_or_left_out_with_a_note(control):
+    other_order({0: "cat", 1: "dog"}, [0, 1, 2])
+    with pytest.raises(UserError, match="classifier"):
+        load("hub")
+    export(ckpt="run", out=Path("ours"))
+    config = json.loads(Path("ours/config.json").read_text())
+    Path("ours/config.json").write_text(json.dumps({**config, "class_names": ["cat", "dog"]}))
+    with pytest.warns(UserWarning, match="the 2 names of classes beside it are not those of its 3 outputs"):
+        assert load("ours").class_names is None
+
+
+def test_a_trainer_without_our_command_maps_by_name_too(control):
+    draw("few", {name: name for name in ("owl", "dog")})
+    module = ViTClassifier.load_from_checkpoint("run/checkpoints/best.ckpt")
+    given = {"image_size": 12, "num_workers": 0, "centre_share": 1.0}
+    trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
+    (found,) = trainer.test(module, datamodule=ImageFolder(root=Path("few"), **given), verbose=False)
+    assert found["test/acc"] == 1.0
+    draw("other", {"canine": "dog", "feline": "cat", "strix": "owl"})
+    with pytest.raises(UserError, match=r"the model has cat, dog, owl: .* \(give the classes of the data the names"):
+        trainer.test(module, datamodule=ImageFolder(root=Path("other"), **given), verbose=False)
+
+
+@pytest.mark.parametrize(("key", "holds"), [("data.root", None), ("optimizer.lr", True)])
+def test_arms_of_other_folders_are_not_known_to_have_the_same_test_images(key, holds):
+    tested = TestSets(correct={("a", 0): np.ones(4, dtype=bool)})
+    analysis = SimpleNamespace(study=SimpleNamespace(split_varies=False), tested=tested)
+    found, text = _same_images(analysis, [ConfigDifference(key, {}, planned=True)])
+    assert found is holds
+    assert (key in text) == (holds is None)
 
 
 def test_weights_of_a_loss_go_by_name(control):

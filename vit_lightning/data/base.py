@@ -157,7 +157,10 @@ class ImageData(LightningDataModule):
             UserError: the model lacks classes of the data, or names cannot tell which is which.
         """
         count = len(names or self.class_names)
-        match = match_classes(names, self.class_names, whose=whose, ours=self.place, classes=count)
+        try:
+            match = match_classes(names, self.class_names, whose=whose, ours=self.place, classes=count)
+        except UserError as error:
+            raise UserError(f"{error} (give the classes of the data the names that the model has)") from error
         if names and not match.note:
             self._of_model = list(names), torch.tensor(match.labels)
         return match.note

@@ -128,6 +128,7 @@ class ViTClassifier(ConfiguredOptimizer):
             self._add_cross_entropy()
         self.val_metrics = make_metrics("val", classes, self.metric_table)
         self.test_metrics = make_metrics("test", classes, self.metric_table)
+        self.class_names: list[str] | None = None  # of the images that it was trained on
 
     def _add_cross_entropy(self) -> None:
         metric = MeanLoss()
@@ -135,8 +136,13 @@ class ViTClassifier(ConfiguredOptimizer):
         self.train_metrics["ce"] = metric
 
     def setup(self, stage: str) -> None:
-        if getattr(self.trainer.datamodule, "mixing", None) and "ce" not in self.train_metrics:  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if getattr(data, "mixing", None) and "ce" not in self.train_metrics:
             self._add_cross_entropy()
+        if stage == "fit":
+            self.class_names = getattr(data, "class_names", None)
+        elif self.class_names is not None and hasattr(data, "take_classes"):
+            data.take_classes(self.class_names, "the model")
 
     def configure_callbacks(self) -> list[Callback]:
         return [
@@ -251,7 +257,7 @@ class ViTClassifier(ConfiguredOptimizer):
             self.average.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint["state_dict"]
+        state, self.class_names = checkpoint["state_dict"], (checkpoint.get("test_view") or {}).get("class_names")
         if any(value.dtype == torch.float64 for name, value in state.items() if name.startswith("network.")):
             self.network.double()  # precision 64-true; Lightning converts only after it has loaded the weights
         if is_attached(self) and self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
