@@ -104,7 +104,7 @@ def _of(module: str, function: str, **arguments: Any) -> Callable[[Place], Any]:
 
 _steps, _trainings = partial(_of, "gpu_steps"), partial(_of, "gpu_trainings")
 FIT = ("docstring-parser",)
-PARQUET = (*FIT, "datasets", "dill", "multiprocess")
+PARQUET = (*FIT, "datasets==5.2.0", "dill<0.4.2", "multiprocess<0.70.20")  # by what datasets asks for
 ITEMS = (
     *(
         Item(
@@ -237,9 +237,8 @@ def calls(items: Sequence[Item], minutes: float, data: Path | None) -> Iterator[
         gpus = f", {chosen[0].gpus} GPUs" if chosen[0].gpus > 1 else ""
         lines = [f"{spent / 60:.1f} minutes{gpus}; the repository has {own / 1e6:.1f} MB"]
         if packages:
-            lines.append(
-                f"bring wheels of {', '.join(packages)}: pip download --no-deps -d wheels {' '.join(packages)}"
-            )
+            fetch = ["pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.12", "-d", "wheels"]
+            lines.append(f"bring wheels for its Python: {shlex.join([*fetch, *packages])}")
         if reads and data is None:
             lines.append("bring CIFAR-10 as Parquet files (--data FOLDER says how many bytes)")
         elif reads and data is not None:
