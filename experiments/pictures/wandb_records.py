@@ -1,9 +1,7 @@
 """Picture of what a run logs to W&B, drawn from the records of an offline run, and so no screenshot of W&B.
 
-    lightning fit --config digits --trainer.max_epochs=60 --wandb.mode=offline --wandb.histograms_every_n_steps=50
-    python experiments/pictures/wandb_records.py runs/digits/RUN experiments/pictures/wandb.png
-
-Artifacts are those of ``--wandb.log_model=true``.
+lightning fit --config digits --trainer.max_epochs=60 --wandb.mode=offline --wandb.log_model=true
+python experiments/pictures/wandb_records.py runs/digits/RUN experiments/pictures/wandb.png
 """
 
 from __future__ import annotations
@@ -19,38 +17,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vit_lightning.figures.style import COLOURS, SPLITS
+from vit_lightning.figures.style import COLOURS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from wandb_stub import read_wandb_file
 
-DASHES = {"solid": "-", "dash": "--"}
-LAYER = "encoder.0.attention.fn.attention.qkv.weight"
+LOOKS = {"train": (COLOURS[0], "-"), "val": (COLOURS[1], "--"), "optim": (COLOURS[2], "-")}
 
 
 def lines(axis: Axes, rows: list[dict[str, Any]], *names: str) -> None:
     """Draws values of splits over steps, each in its colour and dash."""
     for name in names:
-        colour, dash = SPLITS[name.split("/")[0]]
+        colour, dash = LOOKS[name.split("/")[0]]
         points = [(row["_step"], row[name]) for row in rows if name in row]
-        axis.plot(*zip(*points, strict=True), color=COLOURS[colour], linestyle=DASHES[dash], label=name)
+        axis.plot(*zip(*points, strict=True), color=colour, linestyle=dash, label=name)
     axis.set_xlabel("step")
     axis.legend(frameon=False)
-
-
-def histograms(axis: Axes, rows: list[dict[str, Any]], name: str, bins: int = 24) -> None:
-    """Draws histograms over steps, the share of each bin as a shade."""
-    found = [(row["_step"], row[name]) for row in rows if name in row]
-    low, high = min(one["bins"][0] for _, one in found), max(one["bins"][-1] for _, one in found)
-    edges = np.linspace(low, high, bins + 1)
-    shares = []
-    for _, one in found:
-        middles, counts = (np.array(one["bins"][:-1]) + np.diff(one["bins"]) / 2), np.array(one["values"])
-        shares.append(np.histogram(middles, edges, weights=counts / counts.sum())[0])
-    extent = (found[0][0], found[-1][0], low, high)
-    axis.imshow(np.sqrt(np.array(shares).T), origin="lower", aspect="auto", extent=extent, cmap="Blues")
-    axis.set_title(name.replace("attention", "\nattention", 1))
-    axis.set_xlabel("step")
 
 
 def confusion(axis: Axes, counts: list[list[Any]]) -> None:
@@ -92,7 +74,7 @@ def draw(run: Path) -> Figure:
     grid = figure.add_gridspec(4, 2, height_ratios=[1, 1.1, 1.1, 0.45])
     lines(figure.add_subplot(grid[0, 0]), rows, "train/loss", "val/loss")
     lines(figure.add_subplot(grid[0, 1]), rows, "train/acc", "val/acc")
-    histograms(figure.add_subplot(grid[1, 0]), rows, f"gradients/{LAYER}")
+    lines(figure.add_subplot(grid[1, 0]), rows, "optim/grad_norm")
     confusion(figure.add_subplot(grid[1, 1]), json.loads((file.parent / "files" / counts).read_text())["data"])
     table = json.loads(Path(staged["validation/predictions.table.json"]).read_text(encoding="utf-8"))
     predictions(figure.add_subplot(grid[2, :]), table, staged)

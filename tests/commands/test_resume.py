@@ -237,7 +237,7 @@ def test_sync_says_what_is_wrong_with_the_settings_of_a_run(results, capsys, mon
 
 
 @pytest.mark.usefixtures("in_time")
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "environment.json", "histograms.jsonl"])
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "environment.json"])
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_sync_sends_files_of_the_run_alone(results, capsys, kind, name):
     path = Path("out", name).absolute()

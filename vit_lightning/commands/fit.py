@@ -38,7 +38,6 @@ from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.figures.curves import draw_curves
-from vit_lightning.figures.histograms import Histograms
 from vit_lightning.figures.test_report import interval, report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.limits import refuse
@@ -166,7 +165,6 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         checkpoints,
         StopOnSignal(checkpoints),
         ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
-        Histograms(folder, mirror, settings.wandb.histograms_every_n_steps),
     ]
     trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
     wait_at_most(trainer, 4 * config["watchdog_minutes"])

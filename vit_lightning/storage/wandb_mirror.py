@@ -25,7 +25,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.errors import Diverged, first_line, one_line
-from vit_lightning.limits import at_least, refuse
 from vit_lightning.metric_facts import RAW_ACCURACY, goal_of, metric_names
 from vit_lightning.storage import wandb_internals as internals
 from vit_lightning.storage.console_log import ConsoleLog
@@ -33,7 +32,7 @@ from vit_lightning.storage.folder import is_plain, read_json
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_artifacts import log_models
-from vit_lightning.storage.wandb_values import histogram_values, picture, read_histograms, tables, validation_values
+from vit_lightning.storage.wandb_values import picture, tables, validation_values
 
 UPLOAD_SECONDS = 900.0
 """Seconds that the upload of checkpoints may take."""
@@ -57,8 +56,6 @@ class WandbConfig:
         job_type: W&B job type of the run, such as an arm of an ablation.
         tags: tags of the run.
         notes: notes on the run.
-        histograms_every_n_steps: steps between two histograms of the weights and the gradients of each layer, 0 for
-            none; their lines in histograms.jsonl are complete without W&B too.
         code: whether to upload the Python files of the config and what git diff says of the working folder.
         log_model: whether to upload the last and the best checkpoint as versions of the artifact model-ID with these
             aliases, with the config, all paths in them; online the run also uses an artifact with what identifies the
@@ -74,13 +71,9 @@ class WandbConfig:
     job_type: str | None = None
     tags: list[str] | None = None
     notes: str | None = None
-    histograms_every_n_steps: int = 0
     code: bool = False
     log_model: bool = False
     registry: str | None = None
-
-    def __post_init__(self) -> None:
-        refuse(at_least(0, histograms_every_n_steps=self.histograms_every_n_steps))
 
 
 class WandbMirror(Logger):
@@ -276,14 +269,11 @@ class WandbMirror(Logger):
             for path, facts in files.items()
             if isinstance(facts.get("step"), int) and "confidence" in facts  # else it is damaged
         }
-        histograms = read_histograms(folder)
-        for step in sorted({*rows, *histograms, *validations}):
+        for step in sorted({*rows, *validations}):
             if step in rows:
                 self.log_metrics(rows[step], step)
             if step in validations:
                 self.log_validation(validations[step])
-            if step in histograms:
-                self.log_histograms(histograms[step])
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: ``start`` has sent the config."""
@@ -304,10 +294,6 @@ class WandbMirror(Logger):
     def log_validation(self, path: Path) -> None:
         """Logs a validation at its step: the JSON file that ``ValidationPictures`` has written, and its pictures."""
         self._log(lambda: validation_values(self._wandb, path), read_json(path).get("step"))
-
-    def log_histograms(self, row: Mapping[str, Any]) -> None:
-        """Logs a line of ``histograms.jsonl`` at its step."""
-        self._log(lambda: histogram_values(self._wandb, row), row["step"])
 
     def alert(self, title: str, text: str, level: Literal["INFO", "WARN", "ERROR"] = "INFO") -> None:
         """Sends an alert, which W&B hands on by e-mail or Slack to those who want it."""

@@ -1,21 +1,16 @@
-"""Files of a run as values that W&B shows: tables, interactive plots, pictures, histograms."""
+"""Files of a run as values that W&B shows: tables, interactive plots, pictures."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vit_lightning.storage.folder import read_json
 
 CLASS_CURVES = 20
 """Largest number of classes whose accuracy has a curve each; of more there is a table."""
-HISTOGRAMS = "histograms.jsonl"
-"""File of a run folder: a line for each step with histograms, each ``{edges: [low, high], counts: [...]}`` by name."""
 IMAGES = "images"
 """Folder in ``validation`` with the images of the table of predictions, as INDEX.png."""
 
@@ -107,26 +102,3 @@ def _calibration(wandb: Any, confidence: Mapping[str, Any]) -> Any:
     rows = [[middle, right / (right + wrong), right + wrong] for middle, right, wrong in bins if right + wrong]
     table = wandb.Table(columns=["confidence", "accuracy", "images"], data=rows)
     return wandb.plot.line(table, x="confidence", y="accuracy", title="calibration of the validation images")
-
-
-def histogram_values(wandb: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the histograms of a line of ``HISTOGRAMS``."""
-    shown = {}
-    for name, found in row.items():
-        if name != "step":
-            low, high = found["edges"]
-            edges = np.linspace(low, high, len(found["counts"]) + 1).tolist()
-            shown[name] = wandb.Histogram(np_histogram=(found["counts"], edges))
-    return shown
-
-
-def read_histograms(folder: Path) -> dict[int, dict[str, Any]]:
-    """Returns the lines of ``HISTOGRAMS`` by step; of a step trained twice the later one."""
-    file = folder / HISTOGRAMS
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # cut off by a kill
-            continue
-    return {int(row["step"]): row for row in rows}
