@@ -341,7 +341,10 @@ def test_classes_that_training_lacks_are_refused_and_numbers_are_said_to_be_equa
         of(tmp_path, tmp_path, val_share=0.2).dataset("train")
     rows("cat", names=["cat", "fox"]).to_parquet(str(tmp_path / "test.parquet"))
     rows("cat", "owl", names=THREE).to_parquet(str(tmp_path / "train.parquet"))
-    assert of(tmp_path, tmp_path, val_share=0.2).notice == f"data.path={tmp_path}: no training image is of dog"
+    assert (
+        of(tmp_path, tmp_path, val_share=0.2).notice
+        == f"data.path={tmp_path}: no training image is of dog (1 of 3 classes)"
+    )
 
 
 @installed

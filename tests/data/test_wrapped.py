@@ -221,6 +221,22 @@ def test_validation_images_that_a_dataset_changes_at_random_are_said(own, monkey
     assert "my_scans.Scans changes its images at random, also those cut off for val and test" in data.notice
 
 
+@pytest.mark.parametrize(("labels", "empty"), [((1, 2, 3), "0 (1 of 4"), ((0, 5, 9), "1, 2, 3, 4, 6, 7, 8 (7 of 10")])
+def test_outputs_that_no_label_uses_are_said(labels, empty):
+    class Gaps:
+        targets = labels * 20
+
+        def __len__(self):
+            return len(self.targets)
+
+        def __getitem__(self, index):
+            return np.full((8, 8), index, np.uint8), self.targets[index]
+
+    data = WrappedDataset(dataset_class=Gaps)
+    assert data.num_classes == 1 + max(labels)
+    assert f"no training image is of {empty} classes) (data.num_classes)" in data.notice
+
+
 def test_an_ordinary_dataset_of_make_dataset_is_taken():
     class Own(ImageData):
         image_size, class_names, in_channels, mean, std = (8, 8), ["even", "odd"], 3, (0.5,) * 3, (0.25,) * 3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.classes import SHOWN, in_order
-from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of
+from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, first_line, foreign
@@ -109,12 +109,9 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        empty = sorted({*range(len(self._classes))} - {*self._labels["train"]})[:SHOWN]
-        notes = []
+        notes = unseen(self._labels["train"], self.class_names)
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
-        if empty:
-            notes.append(f"no training image is of {', '.join(self.class_names[label] for label in empty)}")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from vit_lightning.classes import SHOWN
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
@@ -55,6 +56,15 @@ def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
             found.setdefault(split, []).append(name)
     twice = [f"{' and '.join(same)} both mean {split} (keep one)" for split, same in found.items() if len(same) > 1]
     return {split: same[0] for split, same in found.items()}, twice
+
+
+def unseen(labels: Iterable[int], names: Sequence[str]) -> list[str]:
+    """Returns what a run says of classes that no training image has: a sentence, or nothing."""
+    seen = {*labels}
+    empty = [name for label, name in enumerate(names) if label not in seen]
+    return (
+        [f"no training image is of {', '.join(empty[:SHOWN])} ({len(empty)} of {len(names)} classes)"] if empty else []
+    )
 
 
 def files_in(folder: Path) -> Iterator[Path]:

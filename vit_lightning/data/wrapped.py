@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
-from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData
+from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData, unseen
 from vit_lightning.data.items import Items, labels_of, read_item, to_pixels
 from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split
@@ -57,6 +57,7 @@ class WrappedDataset(SplitData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._notes: list[str] = []
         self._made = self._make_splits()
         train = self._made["train"]
         with seeded():
@@ -146,8 +147,9 @@ class WrappedDataset(SplitData):
         """Takes the names of the classes from the dataset, else their number from the labels."""
         names = self.class_names or getattr(train, "classes", None) or getattr(train, "class_names", None)
         if names is None:
-            count = self.num_classes or 1 + max(labels_of(train, self.title))
-            names = [str(label) for label in range(count)]
+            labels = [] if self.num_classes else labels_of(train, self.title)
+            names = [str(label) for label in range(self.num_classes or 1 + max(labels))]
+            self._notes = unseen(labels, names) if labels else []
         self.class_names = [str(name) for name in names]
         if self.num_classes not in (None, len(self.class_names)):
             raise UserError(f"num_classes={self.num_classes}: {self.title} names {len(self.class_names)} classes")
@@ -161,12 +163,13 @@ class WrappedDataset(SplitData):
     @property
     def notice(self) -> str:
         train = self._splits["train"]
-        if not (self.cut_splits and _draws_at_random(train.dataset, train.indices[0], self.title)):
-            return ""
-        return (
-            f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
-            "(leave these transforms to data.augment, or give the dataset an argument train or split)"
-        )
+        notes = [f"{self.title}: {note} (data.num_classes)" for note in self._notes]
+        if self.cut_splits and _draws_at_random(train.dataset, train.indices[0], self.title):
+            notes.append(
+                f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
+                "(leave these transforms to data.augment, or give the dataset an argument train or split)"
+            )
+        return "; ".join(notes)
 
     def make_dataset(self, split: Split) -> Items:
         made: Items = self._splits[split]
