@@ -83,7 +83,7 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         "data        Digits, 10 classes, 8x8 pixels, 1 channel\n",
         "images      1,294 training, 143 validation, 360 test (validation and test cut from the training",
         "training    1 epoch, 21 steps, batch size 64\n",
-        "note        optimizer.warmup_epochs=1.0 is all of the training: the learning rate only rises (a shorter one",
+        "note        optimizer.warmup_epochs=1.0 takes all of the training: the learning rate only rises, to 0.001 in the",
         "epoch 1/1  train loss ",
         f"{100 * results['test/acc']:.2f} %",
         f"lightning test --ckpt {folder.relative_to(in_folder)}",
@@ -193,34 +193,30 @@ def test_a_single_step_of_learning_rate_zero_is_said(in_folder, capsys, schedule
     assert ("only step of the training has learning rate 0" in capsys.readouterr().out) == told
 
 
-def test_a_warm_up_in_another_unit_than_the_end_is_refused_before_the_first_step(in_folder):
-    flags = [*SMALL, "--trainer.max_steps=7", "--out=out"]
-    way_out = r"\(give --optimizer.warmup_epochs=0, or a longer training\)"
-    with pytest.raises(
-        UserError, match=f"optimizer.warmup_epochs=0.5 is longer than the training, 0.3333 epochs {way_out}"
-    ):
-        fit(resolve([*flags, "--optimizer.warmup_epochs=0.5"]))
-    assert not list(in_folder.iterdir())
-
-
-def test_a_run_that_was_cut_short_within_its_warm_up_is_resumed(in_folder):
-    Path("run").mkdir()
-    Path("run/config.yaml").write_text(
-        "model: {patch_size: 4}\ntrainer: {max_epochs: 2}\noptimizer: {warmup_epochs: 5}\n"
-    )
-    assert read_run(Path("run")).trainer["max_epochs"] == 2
-    with pytest.raises(UserError, match=r"optimizer.warmup_epochs=5.0 is longer than the training, 2 epochs"):
-        resolve(["--config=run/config.yaml"])
-
-
 @pytest.mark.parametrize(
-    "trial", ["limit_train_batches=1", "limit_train_batches=0.5", "overfit_batches=2", "fast_dev_run=true"]
+    ("end", "warmup", "lr"),
+    [
+        ("max_epochs=1", "epochs=5", 2e-3),
+        ("max_steps=3", "epochs=0.7", 1e-3),
+        ("max_steps=4", "steps=9", 1e-3),
+        ("limit_train_batches=2", "epochs=10", 5e-4),
+    ],
 )
-def test_a_trial_of_few_batches_needs_no_other_warm_up(trial):
-    flags = [*SMALL, "--optimizer.warmup_epochs=2"]
-    assert resolve([*flags, f"--trainer.{trial}"]).trainer
-    with pytest.raises(UserError, match=r"optimizer.warmup_epochs=2.0 is longer"):
-        resolve([*flags, "--trainer.limit_train_batches=1.0"])
+def test_a_warm_up_that_is_longer_than_the_training_ends_with_it_and_says_at_which_rate(
+    in_folder, capsys, end, warmup, lr
+):
+    flags = ["--data.batch_size=300", f"--trainer.{end}", "--trainer.log_every_n_steps=1", "--test=false"]
+    run(*flags, f"--optimizer.warmup_{warmup}", f"--optimizer.lr={lr}")
+    rates = [row["lr"] for row in read_metrics(Path("out")) if "lr" in row]
+    assert rates == pytest.approx([lr * (step + 1) / len(rates) for step in range(len(rates))])
+    name, value = warmup.split("=")
+    said = f"optimizer.warmup_{name}={float(value) if name == 'epochs' else value} takes all of the training: the"
+    assert f"{said} learning rate only rises, to {lr:g} in the last step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["digits", "digits_short", "cifar10_vit_tiny", "imagefolder"])
+def test_the_first_thing_that_everybody_types_is_no_mistake(in_folder, name):
+    assert resolve([f"--config={name}", "--data=Digits", "--trainer.max_epochs=1", "--model.patch_size=4"])
 
 
 def test_lightning_s_callbacks_loggers_and_profilers_come_from_the_config(in_folder):

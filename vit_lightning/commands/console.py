@@ -20,13 +20,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from tqdm import tqdm
 
 import vit_lightning
-from vit_lightning.config.check_values import warmup_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.data.splits import Split
-from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import FULL
@@ -206,7 +204,6 @@ class Start(Callback):
         self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        note = _check_schedule(trainer, pl_module, self.experiment)
         if trainer.is_global_zero:
             data = self.experiment.data
             height, width = data.image_size
@@ -221,7 +218,7 @@ class Start(Callback):
             for split, place in data.places.items():
                 say(row("note", f"{SPLIT_WORDS[split]} images are kept {place}"))
             say(row("training", _length(trainer, data)))
-            if note:
+            if note := _schedule_note(trainer, pl_module):
                 say(row("note", note))
         if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             self._begin()  # within max_time there would be less time to train
@@ -277,12 +274,8 @@ def _steps(trainer: Trainer) -> tuple[int, int]:
     return per_epoch, total
 
 
-def _check_schedule(trainer: Trainer, module: LightningModule, experiment: Experiment) -> str:
-    """Returns a note where the learning rate only rises, or is 0; empty where neither is so.
-
-    Raises:
-        UserError: the warm-up of a new run is longer than its training, in another unit than the config's.
-    """
+def _schedule_note(trainer: Trainer, module: LightningModule) -> str:
+    """Returns a note where the learning rate only rises, or is 0; empty where neither is so."""
     per_epoch, total = _steps(trainer)
     config = module.optimizer_config if isinstance(module, ConfiguredOptimizer) else OptimizerConfig()
     first = trainer.optimizers[0].param_groups[0] if isinstance(module, ConfiguredOptimizer) else {}
@@ -290,12 +283,9 @@ def _check_schedule(trainer: Trainer, module: LightningModule, experiment: Exper
         return "the only step of the training has learning rate 0 (give optimizer.schedule=constant)"
     if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
         return ""
-    if not trainer.global_step:
-        epochs = total / per_epoch if per_epoch else None
-        refuse(warmup_problems(experiment.trainer, config, epochs=epochs, steps=total))
     given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))
-    text = f"optimizer.{given}={getattr(config, given)} is all of the training: the learning rate only rises"
-    return f"{text} (a shorter one, or a longer training, lets it fall)"
+    text = f"optimizer.{given}={getattr(config, given)} takes all of the training: the learning rate only rises"
+    return f"{text}, to {config.lr:g} in the last step (a shorter warm-up, or a longer training, lets it fall)"
 
 
 def _epochs(number: float) -> str:

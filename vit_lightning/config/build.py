@@ -19,7 +19,6 @@ from vit_lightning.config.check_values import (
     monitor_problems,
     replay_problems,
     trainer_problems,
-    warmup_problems,
     with_mode,
 )
 from vit_lightning.config.experiment import Experiment
@@ -125,10 +124,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
     reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
-    # a run may be resumed for a shorter training, and keeps what it began with
+    # a run that is resumed keeps what it began with
     is_new = command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes")
-    if is_new:
-        reader.problems += warmup_problems(trainer.arguments, settings["optimizer"])
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
         reader.problems += replay_problems(trainer, module)

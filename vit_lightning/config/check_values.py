@@ -24,7 +24,6 @@ from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.ema import EMAConfig
 from vit_lightning.training.image_sizes import ProgressiveImageSize
-from vit_lightning.training.optim import OptimizerConfig
 from vit_lightning.training.probes import Probe
 
 
@@ -74,30 +73,6 @@ def trainer_problems(trainer: Mapping[str, Any]) -> list[str]:
     elif algorithm is not None and trainer.get("gradient_clip_val") is None:
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} does nothing without trainer.gradient_clip_val")
     return problems
-
-
-def warmup_problems(
-    trainer: Mapping[str, Any],
-    optimizer: OptimizerConfig | None,
-    *,
-    epochs: float | None = None,
-    steps: int | None = None,
-) -> list[str]:
-    """Returns a warm-up that is longer than the training; that of a trial, which limits its batches, ends with it.
-
-    Args:
-        trainer: arguments of the Trainer.
-        optimizer: the schedule.
-        epochs: epochs of the training, where images have been counted; by default those of the config.
-        steps: likewise.
-    """
-    limit = trainer.get("limit_train_batches")
-    is_limited = limit is not None and (isinstance(limit, int) or limit != 1.0)  # 1 is one batch, 1.0 are all
-    if optimizer is None or is_limited or trainer.get("fast_dev_run") or trainer.get("overfit_batches"):
-        return []
-    given = (epochs or trainer.get("max_epochs"), steps or trainer.get("max_steps"))
-    ends = [math.inf if end is None or end < 0 else end for end in given]
-    return [f"optimizer.{problem}" for problem in optimizer.warmup_problems(epochs=ends[0], steps=ends[1])]
 
 
 def compiler_problems() -> list[str]:

@@ -125,15 +125,6 @@ class OptimizerConfig:
         """Arguments of the optimizer that a resumed run takes from the config; None for all values of its groups."""
         return None
 
-    def warmup_problems(self, *, epochs: float, steps: float) -> list[str]:
-        """Returns that the warm-up is longer than a training of so many epochs and steps; inf for no such end."""
-        return [
-            f"{name}={given} is longer than the training, {length:.4g} {unit}{'s' * (length != 1)} (give "
-            f"--optimizer.{name}=0, or a longer training)"
-            for name, length, unit in (("warmup_epochs", epochs, "epoch"), ("warmup_steps", steps, "step"))
-            if (given := getattr(self, name) or 0) > length
-        ]
-
     def count_warmup(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the warm-up."""
         steps = self.warmup_steps or (self.warmup_fraction or 0.0) * total_steps or self.warmup_epochs * steps_per_epoch
