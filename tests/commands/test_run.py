@@ -83,7 +83,7 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         "data        Digits, 10 classes, 8x8 pixels, 1 channel\n",
         "images      1,294 training, 143 validation, 360 test (validation and test cut from the training",
         "training    1 epoch, 21 steps, batch size 64\n",
-        "note        optimizer.warmup_epochs=1.0 takes all of the training: the learning rate only rises, to 0.001 in the",
+        "note        optimizer.warmup_epochs=1.0 takes all of the training: the learning rate only rises, to 0.001",
         "epoch 1/1  train loss ",
         f"{100 * results['test/acc']:.2f} %",
         f"lightning test --ckpt {folder.relative_to(in_folder)}",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import yaml
 from runs import SMALL
 from wandb_command import start, steps
 from wandb_stub import read_wandb_file
+
+from vit_lightning.cli import main
+from vit_lightning.storage.metrics import read_metrics
 
 LOGGERS = {
     "CSVLogger": {"save_dir": "theirs"},
@@ -51,3 +55,53 @@ def test_lightning_s_loggers_stand_beside_the_mirror(tmp_path):
     assert [float(row["val/acc"]) for row in rows if row.get("val/acc")] == pytest.approx([accuracy])
     for name, pattern in {"TensorBoardLogger": "events.out.tfevents.*", "MLFlowLogger": "val/acc"}.items():
         assert (name in there) == bool([*(tmp_path / "theirs").rglob(pattern)])
+
+
+TALKS = """
+from lightning.pytorch.loggers import CSVLogger
+from vit_lightning import ViTClassifier
+
+
+class Own(CSVLogger):
+    pass
+
+
+class Talks(ViTClassifier):
+    def on_train_start(self):
+        assert self.logger is self.trainer.logger
+        print("log_dir", self.trainer.log_dir)
+        self.logger.experiment.log_metrics({"own": 7.0}, 0)
+
+
+class Watches(ViTClassifier):
+    def on_train_start(self):
+        self.logger.watch(self)
+"""
+
+
+@pytest.mark.parametrize("first", ["CSVLogger", "talks.Own", "lightning.pytorch.loggers.csv_logs.CSVLogger"])
+def test_the_logger_of_a_module_s_code_is_the_first_of_the_config(in_folder, capsys, first):
+    """PL#16238: ours come behind it, and have what Lightning logs."""
+    Path("talks.py").write_text(TALKS)
+    loggers = [{"class_path": first, "save_dir": "theirs"}, {"class_path": "CSVLogger", "save_dir": "second"}]
+    flags = ["--module=talks.Talks", f"--trainer.logger={json.dumps(loggers)}", "--trainer.profiler=simple"]
+    assert main(["fit", *SMALL, "--out=run", "--test=false", *flags]) == 0
+    (file,) = Path("theirs").rglob("metrics.csv")
+    assert f"log_dir {file.parent}\n" in capsys.readouterr().out
+    with file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["own"] for row in rows if row["own"]] == ["7.0"]
+    of_second = next(Path("second").rglob("metrics.csv")).read_text()
+    accuracy = next(row["val/acc"] for row in read_metrics(Path("run")) if "val/acc" in row)
+    assert [float(row["val/acc"]) for row in rows if row["val/acc"]] == pytest.approx([accuracy])
+    assert "own" not in of_second
+    assert Path("run/fit-profile.txt").is_file()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Talks", "experiment"), ("Watches", "watch")])
+def test_code_that_calls_a_logger_which_no_config_names_is_told_to_name_one(in_folder, capsys, kind, name):
+    Path("talks.py").write_text(TALKS)
+    assert main(["fit", *SMALL, "--out=run", f"--module=talks.{kind}"]) == 2
+    said = f"lightning fit: self.logger.{name}: the config has no logger of Lightning (give the one that your code "
+    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+    assert not Path("run").exists()

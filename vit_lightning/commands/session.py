@@ -31,7 +31,7 @@ from vit_lightning.storage.checkpoint_files import (
     run_folder_of,
 )
 from vit_lightning.storage.folder import is_first, new_folder, read_json
-from vit_lightning.storage.metrics import json_number
+from vit_lightning.storage.metrics import MetricsFile, json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.lightning_detours import (
@@ -98,6 +98,10 @@ def own_faults(folder: Path | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as fault:
+        if isinstance(getattr(fault, "obj", None), MetricsFile):  # the first of the loggers, which is self.logger
+            name = f"self.logger.{fault.name}"  # type: ignore[attr-defined]
+            instead = "give the one that your code calls: --trainer.logger=WandbLogger, TensorBoardLogger or CSVLogger"
+            raise UserError(f"{name}: the config has no logger of Lightning ({instead})") from fault
         if type(fault).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
         text = own_traceback(fault)
@@ -114,7 +118,9 @@ def own_faults(folder: Path | None) -> Iterator[None]:
 
 
 def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:
-    """Returns Lightning's Trainer with the config's arguments; its callbacks and loggers are added to ours.
+    """Returns Lightning's Trainer with the config's arguments; ours come before its callbacks and after its loggers.
+
+    So ``self.logger`` and ``trainer.log_dir`` of the user's code are those of the logger that the config names.
 
     Args:
         arguments: arguments of the Trainer, from the config.
@@ -151,7 +157,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         "plugins": [*plugins, AtomicCheckpointIO()],
         "enable_checkpointing": bool(own_loggers),
         "callbacks": [*own, *callbacks],
-        "logger": [*own_loggers, *loggers] or False,
+        "logger": [*loggers, *own_loggers] or False,
         "default_root_dir": folder,
     }
     try:
@@ -168,8 +174,9 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     change_loaders(trainer, with_our_workers)
     profile_nothing(trainer)
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
-    if arguments["profiler"] and profiler.filename is None:
-        profiler.filename = "profile"  # fit-profile.txt in the run folder; else only in Lightning's log
+    if arguments["profiler"]:
+        profiler.dirpath = profiler.dirpath or folder  # else that of the first logger
+        profiler.filename = profiler.filename or "profile"  # else only in Lightning's log
     cores = len(os.sched_getaffinity(0))
     if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
         given = f"trainer.devices={trainer.num_devices}"
