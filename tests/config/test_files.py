@@ -51,6 +51,48 @@ def test_a_tilde_is_the_folder_of_the_user(tmp_path, monkeypatch):
     assert split_words(["~/a.jpg", "~/plan.yaml"]) == ([("config", "/home/me/plan.yaml")], ["/home/me/a.jpg"])
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["0x" + "f" * 5000, "0b" + "1" * 20000, "1" + ":1" * 3000, "9" * 4301, "!!int ''", "!!float ''", "2024-13-01"],
+)
+@pytest.mark.parametrize("text", ["a: 1\nb: VALUE\n", "a: 1\nb: {? VALUE : 3}\n"])
+def test_a_number_that_cannot_be_made_or_shown_has_its_line(tmp_path, value, text):
+    config = tmp_path / "config.yaml"
+    config.write_text(text.replace("VALUE", value))
+    if value in ("!!float ''", "2024-13-01") and "?" in text:  # a key, and so a text
+        assert read_config(config)
+        return
+    with pytest.raises(UserError, match=r"config.yaml is not valid YAML: line 2, column \d+: .*is no "):
+        read_config(config)
+
+
+@pytest.mark.parametrize(("folder", "suffix"), [("", "yaml"), ("parts/", "yml")])
+def test_a_group_may_stand_in_a_file_beside_the_config(tmp_path, monkeypatch, folder, suffix):
+    """PL#11221: relative to the folder of the config, and on the command line to the working folder."""
+    (tmp_path / "configs" / folder).mkdir(parents=True)
+    for name, text in {
+        "model": "class_path: vit_lightning.ViT\ninit_args: {depth: 3, patch_size: 4}\n",
+        "data": "class_path: Digits\ninit_args: {batch_size: 7}\n",
+        "trainer": "max_epochs: 2\n",
+    }.items():
+        (tmp_path / "configs" / folder / f"{name}.{suffix}").write_text(text)
+    config = tmp_path / "configs" / "exp.yaml"
+    config.write_text("".join(f"{name}: {folder}{name}.{suffix}\n" for name in ("model", "data", "trainer")))
+    expected = {
+        "model": {"class_path": "vit_lightning.ViT", "depth": 3, "patch_size": 4},
+        "data": {"class_path": "Digits", "batch_size": 7},
+        "trainer": {"max_epochs": 2},
+        "experiment": "exp",
+    }
+    merged = merge_all([("config", str(config)), ("model.depth", "5")], "fit")
+    assert merged.config == {**expected, "model": {**expected["model"], "depth": "5"}}
+    monkeypatch.chdir(tmp_path / "configs")
+    flags = [(name, f"{folder}{name}.{suffix}") for name in ("model", "data", "trainer")]
+    assert merge_all([*flags, ("experiment", "exp")], "fit").config == expected
+    missing = merge_all([("config", str(config)), ("data", "no.yaml")], "fit")
+    assert [text.split(": ")[0] for text in missing.problems] == ["data=no.yaml cannot be read"]
+
+
 def test_code_in_a_config_does_not_run(tmp_path):
     config, marker = tmp_path / "config.yaml", tmp_path / "marker"
     config.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
@@ -65,6 +107,8 @@ def test_arguments_stand_beside_their_class():
         "y": {"z": 2},
     }
     assert flatten(nested) == {"x": [{"class_path": "a.B", "c": {"class_path": "d.E", "f": 1}}], "y": {"z": 2}}
+    more = {"class_path": "a.B", "init_args": {"c": 1}, "dict_kwargs": {"d": {"class_path": "E", "dict_kwargs": {}}}}
+    assert flatten(more) == {"class_path": "a.B", "c": 1, "d": {"class_path": "E"}}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +193,8 @@ def test_a_class_of_the_data_says_all_that_it_replaces_and_what_holds_in_its_pla
 def test_a_flag_is_a_small_config():
     assert config_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
     assert config_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}
+    assert config_of_flag("a.dict_kwargs.b", "1") == {"a": {"b": "1"}}
+    assert config_of_flag("a.b", "None") == {"a": {"b": "null"}}
     assert config_of_flag("data", "Digits") == {"data": {"class_path": "Digits"}}
     assert config_of_flag("a", '"[0.9]"') == {"a": "[0.9]"}
     assert config_of_flag("a", '"best" run') == {"a": '"best" run'}

@@ -136,6 +136,9 @@ FILES = {
     "fit --config=pooling": "config=pooling is the plan of an ablation, not a config: lightning ablate pooling",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
     "fit --config=sweep.yaml": "config=sweep.yaml is a sweep of W&B, not a config: wandb sweep sweep.yaml",
+    "fit --config=args.yaml": (
+        "config=args.yaml holds arguments of timm's train.py, it is no config: the guide's page coming_from.md has"
+    ),
     "fit --config=folder": "config=folder cannot be read: Is a directory (did you mean folder/one.yaml?)",
     "fit --config=empty.yaml": "config=empty.yaml is empty: it holds no keys",
     "fit --config=text.yaml": "config=text.yaml is no mapping",
@@ -202,6 +205,16 @@ KEYS = {
     ),
     "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment.0: a class_path is missing",
     "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
+    "fit digits.yaml --model=foreign.Module --trainer.callbacks=[foreign.Watch,pytorch_lightning.callbacks.Timer]": [
+        "model.class_path=foreign.Module: pytorch_lightning is another package than lightning: write `import",
+        "trainer.callbacks.0.class_path=foreign.Watch: pytorch_lightning is another package than lightning",
+        "trainer.callbacks.1.class_path=pytorch_lightning.callbacks.Timer: pytorch_lightning is another package than",
+    ],
+    "fit digits.yaml --module=foreign.Module --data=foreign.Data --trainer.logger=foreign.Log": [
+        "module.class_path=foreign.Module: pytorch_lightning is another package than lightning",
+        "data.class_path=foreign.Data: pytorch_lightning is another package than lightning",
+        "trainer.logger.class_path=foreign.Log: pytorch_lightning is another package than lightning",
+    ],
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",
     "fit digits.yaml --trainer.logger=CometLogger": "trainer: Requirement 'comet-ml",
     "fit digits.yaml --trainer.callbacks=[EarlyStopping] --trainer.logger=CSVLoger": [
@@ -211,6 +224,9 @@ KEYS = {
     "fit digits.yaml --optimizer.class_path=torch.optim.Nadam": "is not there (did you mean torch.optim.NAdam?)",
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.nesterov=true": (
         "optimizer.nesterov=true: torch.optim.NAdam takes no nesterov (choose "
+    ),
+    "fit digits.yaml --metrics='[{class_path: torchmetrics.Accuracy, task: binary}]'": (
+        "metrics.task=binary: an image has one of several classes (leave it out)"
     ),
     "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is not there (did you mean F1Score?)",
     "fit digits.yaml --metrics='[{class_path: F1Score, averge: micro}]'": "did you mean metrics.average?",
@@ -439,6 +455,12 @@ class Half(nn.Linear):
     def __init__(self, emb_size, num_heads=1):
         super().__init__(emb_size, emb_size // 2)
 """
+FOREIGN = """import pytorch_lightning as pl
+class Module(pl.LightningModule): ...
+class Data(pl.LightningDataModule): ...
+class Watch(pl.Callback): ...
+class Log(pl.loggers.Logger): ...
+"""
 CALLBACK = "model: {patch_size: 4}\ntrainer:\n  callbacks: [{class_path: lightning.pytorch.callbacks.%s}]\n"
 AUGMENT = "model: {patch_size: 4}\ndata: {augment: [{class_path: HorizontalFlip}, {class_path: RandomCrop, %s}]}\n"
 DIGITS = (REPOSITORY / "experiments" / "digits.yaml").read_text()
@@ -452,6 +474,7 @@ TEXTS = {
     "model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ntrainer: {accelerator: cpu, max_epochs: 1}\n",
     "empty": "# nothing\n",
     "sweep": "method: bayes\nparameters: {optimizer.lr: {min: 0.1, max: 1}}\n",
+    "args": "aa: rand-m9\nepochs: 300\nmodel: vit_small_patch16_224\nopt: adamw\nsched: cosine\n",
     "text": "just text\n",
     "tabs": "model:\n\tdepth: 3\n",
     "unknown": "model: {patch_size: 4, dpth: 3}\n",
@@ -493,6 +516,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained: tuple[Path, Any]) -
     for name in ("tiny.pth", "weights.safetensors"):
         (folder / "good" / name).touch()
     (folder / "odd.py").write_text(WIDER)
+    (folder / "foreign.py").write_text(FOREIGN)
     torch.save({"state_dict": {"network.head.linear.weight": torch.zeros(10, 3)}}, folder / "other.ckpt")
     (folder / "damaged.ckpt").write_bytes((folder / "other.ckpt").read_bytes()[:500])
     return folder

@@ -12,8 +12,10 @@ from typing import Any, Literal, Optional, Union
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from vit_lightning import MSSA, MultiHeadAttention, UserError, ViT
@@ -29,6 +31,10 @@ class Colour(Enum):
 READ: list[tuple[Any, Any, Any]] = [
     (int, "3", 3),
     (int, 3, 3),
+    (int, "32.0", 32),  # as agents of sweeps write it
+    (int | None, "1e3", 1000),
+    (int | str, "2.0", 2),
+    (int | float | None, "1.0", 1.0),
     (float, "1e-3", 0.001),
     (float, 1, 1.0),
     (bool, "true", True),
@@ -68,6 +74,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (int, "big", "a.b=big must be an int"),
     (int, True, "a.b=True must be an int"),
     (int, 2.5, "a.b=2.5 must be an int"),
+    (int, 2.0, "a.b=2.0 must be an int"),
+    (int, "2.5", "a.b=2.5 must be an int"),
     (float | None, "fast", "a.b=fast must be a finite float or null"),
     (bool, 1, "a.b=1 must be true or false"),
     (str, 3, "a.b=3 must be a string"),
@@ -245,3 +253,43 @@ def test_arguments_that_would_fall_on_others_are_refused(target, monkeypatch):
     reader = Reader()
     assert reader.part(Place(None, "factory", 4), "my.Part", "block", like) is WRONG
     assert "block.class_path=my.Part gets width, heads, norm, rate as its first arguments" in reader.problems[0]
+
+
+class Swallows(nn.Module):
+    def __init__(self, hidden: int = 4, **kwargs):
+        super().__init__()
+
+
+class Hands(LightningModule):
+    def __init__(self, hidden: int = 4, **kwargs):
+        super().__init__()
+        self.layers = nn.Linear(hidden, **kwargs)
+
+
+class HandsOn(Hands):
+    def __init__(self, more: int = 1, **kwargs):
+        super().__init__(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "problem"),
+    [
+        ("WandbLogger", {"entity": "me", "group": "g", "tags": ["a"], "notes": "n", "job_type": "fit"}, ""),
+        ("WandbLogger", {"entty": "me"}, "a.entty=me: there is no such option (did you mean a.entity?)"),
+        ("WandbLogger", {"tags": "one"}, "a.tags=one must be a list or null"),
+        ("TensorBoardLogger", {"save_dir": "logs", "flush_secs": 3}, ""),
+        ("lightning.pytorch.strategies.DDPStrategy", {"find_unused_parameters": True}, ""),
+        (f"{__name__}.Hands", {"out_features": 3}, ""),
+        (f"{__name__}.HandsOn", {"out_features": 3, "hidden": 2}, ""),
+        (f"{__name__}.Hands", {"hiddn": 3}, "a.hiddn=3: there is no such option (did you mean a.hidden?)"),
+        (f"{__name__}.Swallows", {"out_features": 3}, "a.out_features=3: there is no such option (choose hidden)"),
+    ],
+)
+def test_names_that_a_class_hands_on_are_taken_and_those_that_it_would_swallow_are_not(kind, given, problem):
+    """PL#17486: to a known function with its types, else as only the callee knows."""
+    base = Logger if "Logger" in kind else Strategy if "Strategy" in kind else nn.Module
+    reader = Reader()
+    part = reader.part(Place(base), {"class_path": kind, **given}, "a")
+    assert reader.problems == ([problem] if problem else [])
+    if not problem:
+        assert part.plain()["init_args"].items() >= given.items()

@@ -265,8 +265,15 @@ def read_metrics(reader: Reader, given: Any, classes: int) -> list[Chosen]:
 
 def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
     item = {"class_path": item} if isinstance(item, str) else dict(item) if isinstance(item, Mapping) else item
-    if isinstance(item, dict) and hasattr(torchmetrics.classification, f"Multiclass{item.get('class_path')}"):
-        item["class_path"] = f"{HOMES['Metric']}.Multiclass{item['class_path']}"
+    short = str(item.get("class_path")).removeprefix("torchmetrics.") if isinstance(item, dict) else ""
+    short = short.removeprefix("classification.")
+    if hasattr(torchmetrics.classification, f"Multiclass{short}"):  # its default is that of the class for any task
+        average = inspect.signature(getattr(torchmetrics.classification, short).__new__).parameters.get("average")
+        more = {} if average is None else {"average": average.default}
+        item = {**more, **item, "class_path": f"{HOMES['Metric']}.Multiclass{short}"}
+        if (task := item.pop("task", "multiclass")) != "multiclass":
+            reader.problems.append(f"metrics.task={task}: an image has one of several classes (leave it out)")
+            return None
     if (found := reader.find(Metric, item, "metrics")) is None:
         return None
     class_path, target, arguments = found

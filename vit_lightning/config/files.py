@@ -18,6 +18,9 @@ from vit_lightning.storage.parsing import at_home, parse_yaml
 
 Config = dict[str, Any]
 
+ARGUMENTS = ("init_args", "dict_kwargs")
+"""Keys under which LightningCLI has the arguments of a class: those of its signature, and those that it passes on."""
+
 SWITCHES = ("print_config", "trust", "reset_head", "dry-run", "retry")
 """Flags that need no value: a word behind one is its value only if it is true or false."""
 
@@ -107,9 +110,11 @@ def flatten(value: Any) -> Any:
         return [flatten(item) for item in value]
     if not isinstance(value, dict):
         return value
-    items = {key: flatten(item) for key, item in value.items() if key != "init_args"}
-    arguments = flatten(value.get("init_args"))
-    return {**items, **(arguments if isinstance(arguments, dict) else {})}
+    flat: Config = {key: flatten(item) for key, item in value.items() if key not in ARGUMENTS}
+    for key in ARGUMENTS:
+        arguments = flatten(value.get(key))
+        flat |= arguments if isinstance(arguments, dict) else {}
+    return flat
 
 
 def value_at(config: Any, key: str) -> Any:

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_lightning.config.files import Config, as_flag, as_list, flatten, read_config, value_at, word
+from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, flatten, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours, of_the_module
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import also_search
-from vit_lightning.config.shipped import find_config
+from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
@@ -90,14 +90,21 @@ def merge_all(
             config = read_config(path)
             if {"method", "parameters"} <= config.keys():
                 raise UserError(f"config={text} is a sweep of W&B, not a config: wandb sweep {shlex.quote(text)}")
+            if {"opt", "sched", "epochs"} <= config.keys():
+                table = "the guide's page coming_from.md has a table of its options and ours"
+                raise UserError(f"config={text} holds arguments of timm's train.py, it is no config: {table}")
             if "compare" in config:
                 what = "the plan of an ablation, not a config"
                 raise UserError(f"config={text} is {what}: lightning ablate {shlex.quote(text)}")
-            configs.append((path, as_ours(config, problems)))
+            configs.append((path, as_ours(_with_files(config, path.parent), problems)))
         except UserError as error:
             problems += error.problems
     complete = len(configs) == len(names)
-    given = as_ours(_together(flags), problems)
+    given: Config = {}
+    try:
+        given = as_ours(_with_files(_together(flags), Path()), problems)
+    except UserError as error:
+        problems += error.problems
     sources = [*(config for _, config in configs), given]
     first: Config = {}
     trained, initial = None, None
@@ -125,6 +132,17 @@ def merge_all(
         refuse_downloads(first.get("data"), own)
     weights = None if trust else _weights_of_model(first, merged, trained, initial)
     return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete, weights)
+
+
+def _with_files(config: Config, folder: Path) -> Config:
+    """Returns a flat config with the files that it names in place of groups: ``model: model.yaml``, as LightningCLI."""
+    found = dict(config)
+    for key in GROUPS:
+        given = config[key] if isinstance(config.get(key), dict) else {"class_path": config.get(key)}
+        if isinstance(name := given.get("class_path"), str) and name.endswith(CONFIG_FILES):
+            more = {option: value for option, value in given.items() if option != "class_path"}
+            found[key] = merge(read_config(folder / name, key), more)
+    return found
 
 
 def _together(flags: Sequence[tuple[str, str]]) -> Config:
@@ -389,9 +407,10 @@ def _replace_class(before: Config, value: Config | str, key: str, dropped: list[
 def config_of_flag(key: str, value: str) -> Config:
     """Returns a flag as a config; ``--model=CLASS`` and ``--data=CLASS`` name a class."""
     # other values stay words, which are read as what the option's type needs
+    value = "null" if value == "None" else value  # as Python, and so agents of sweeps, write it
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
     given: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
-    parts = [part for part in key.split(".") if part != "init_args"]
+    parts = [part for part in key.split(".") if part not in ARGUMENTS]
     if len(parts) == 1 and parts[0] in ("module", *DEFAULT_CLASSES) and isinstance(given, str):
         given = {"class_path": given}
     for part in reversed(parts):

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, NamedTuple, get_type_hints
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an argument that has none."""
+
+PASSED_ON_TO = {"WandbLogger.__init__": ("wandb", "init")}
+"""Module and name of the function that gets **kwargs, where another method of the class calls it."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -36,7 +43,7 @@ class Signature(NamedTuple):
 
     options: dict[str, Option]
     others: bool
-    """Whether it takes others too, whose names only its call tells."""
+    """Whether it hands others on, whose names only its call tells."""
 
     @property
     def required(self) -> list[str]:
@@ -71,14 +78,36 @@ def _read(target: Any, leading: int) -> Signature:
             kind = hints.get(parameter.name, Any)
             default = made.get(parameter.name, parameter.default)
             found.setdefault(parameter.name, Option(parameter.name, kind, default, passed_on))
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        kwargs = [one.name for one in parameters if one.kind is one.VAR_KEYWORD]
+        used = _use(call, kwargs[0]) if kwargs else ""
+        if not used:
             return Signature(found, False)
         passed_on = True
-    if inspect.isclass(target):
+        if used == "others":
+            break
+    else:  # no base takes them
         return Signature(found, False)
-    returned = _hints(target).get("return")
-    more = dict(signature_of(returned).options) if inspect.isclass(returned) else {}
-    return Signature({**{name: option._replace(passed_on=True) for name, option in more.items()}, **found}, passed_on)
+    receiver: Any = None if inspect.isclass(target) else _hints(target).get("return")
+    if place := PASSED_ON_TO.get(call.__qualname__):
+        receiver = getattr(importlib.import_module(place[0]), place[1]) if find_spec(place[0]) else None
+    is_known = inspect.isfunction(receiver)
+    more = signature_of(receiver).options if is_known or inspect.isclass(receiver) else {}
+    for name, option in more.items():
+        found.setdefault(name, option._replace(passed_on=True))
+    return Signature(found, passed_on and not is_known)
+
+
+def _use(call: Callable[..., Any], kwargs: str) -> Literal["", "bases", "others"]:
+    """Returns who gets the ``**kwargs`` of a function: nobody, the bases of its class, or others that it calls."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(call)))
+    except (OSError, TypeError, SyntaxError):  # made by code
+        return "bases"
+    uses = {node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == kwargs}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    of_bases = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr == "__init__"]
+    to_bases = {item.value for one in of_bases for item in one.keywords if item.arg is None}
+    return "bases" if uses & to_bases else "others" if uses else ""
 
 
 def _made_defaults(target: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,10 @@ from vit_lightning.storage.parsing import parse_yaml
 
 WRONG: Any = object()
 """Result of reading a value that cannot be used."""
+
+OTHER_LIGHTNING = (
+    "pytorch_lightning is another package than lightning: write `import lightning.pytorch as pl`, and class paths so"
+)
 
 LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
@@ -267,11 +272,9 @@ class Reader:
             others: whether others are taken as well.
         """
         prefix = f"{path}." if path else ""
-        self.problems += [
-            unknown(str(name), value, prefix, options)
-            for name, value in given.items()
-            if name not in options and not others
-        ]
+        more = {name: value for name, value in given.items() if name not in options}
+        for name in [name for name in more if not others or get_close_matches(str(name), options, cutoff=0.9)]:
+            self.problems.append(unknown(str(name), more.pop(name), prefix, options))
         values = {}
         for name, option in options.items():
             if name in given:
@@ -282,7 +285,6 @@ class Reader:
                 values[name] = default_of(option)
             elif self.complete:
                 self.problems.append(f"{prefix}{name} is missing{of and f' (an argument of {of})'}")
-        more = {name: given[name] for name in given if others and name not in options}
         values |= {name: self.value(Any, value, f"{prefix}{name}") for name, value in more.items()}
         return {name: value for name, value in values.items() if value is not WRONG}
 
@@ -364,9 +366,12 @@ class Reader:
         if type(None) in members(kind) and given in (None, "null"):
             return None
         tried: list[tuple[Any, Reader]] = []
+        kinds = [
+            one for one in members(kind) if one is not int or float not in members(kind) or type(scalar(given)) is int
+        ]
         # a text may be a number, an int also a float, a list also a tensor; typing keeps no order of the types of
         # Optional[Union[...]]
-        for one in sorted(members(kind), key=lambda one: (one is Tensor, one is str, one is float)):
+        for one in sorted(kinds, key=lambda one: (one is Tensor, one is str, one is float)):
             reader = Reader(self.adapters, complete=self.complete, unread={*self.unread})
             value = reader.value(one, given, path, default)
             if not reader.problems:
@@ -449,8 +454,13 @@ class Reader:
                 target = find_class(name)
             except UserError as error:
                 new = [text for text in error.problems if text not in self.unread]
-                self.problems += [f"{path}.class_path={named}: {text}" for text in new]
+                other = f" ({OTHER_LIGHTNING})" * any("'pytorch_lightning'" in text for text in new)
+                self.problems += [f"{path}.class_path={named}: {text}{other}" for text in new]
                 self.unread.update(new)
+                return None
+            bases = [name, *(kind.__module__ for kind in getattr(target, "__mro__", ()))]
+            if any(base.startswith("pytorch_lightning.") for base in bases):
+                self.problems.append(f"{path}.class_path={named}: {OTHER_LIGHTNING}")
                 return None
             if not callable(target) or not isinstance(target, Hashable):
                 self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(named, base, home)}")
@@ -512,6 +522,8 @@ def plain_value(kind: Any, given: Any) -> Any:
         return _time(given)
     if issubclass(kind, Enum):
         return kind[given] if given in kind.__members__ else kind(given)
+    if kind is int and isinstance(given, str) and type(value) is float and value.is_integer():
+        return int(value)  # as agents of sweeps write it
     if type(value) is not kind:
         raise TypeError
     return value

@@ -29,8 +29,9 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
+            str(value if isinstance(value, int) else "")  # refuses one of so many digits that no message can show it
             return at_home(value) if isinstance(value, str) else value
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:  # what numbers and dates without sense raise
+        except (ValueError, LookupError, TypeError, AttributeError) as fault:  # of numbers and dates without sense
             kind = {"int": "whole number", "bool": "truth value"}.get(kind := node.tag.rpartition(":")[2], kind)
             text = f"{str(node.value)[:40]} is no {kind} (in quotes it is a text)"
             raise ConstructorError(None, None, text, node.start_mark) from fault
