@@ -214,6 +214,15 @@ def test_a_warm_up_that_is_longer_than_the_training_ends_with_it_and_says_at_whi
     assert f"{said} learning rate only rises, to {lr:g} in the last step" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["val_check_interval=500", "limit_val_batches=1.5", "max_time=soon"])
+def test_what_lightning_refuses_of_its_trainer_is_one_line_and_leaves_no_folder(in_folder, capsys, option):
+    assert main(["fit", *SMALL, f"--trainer.{option}", "--out=out"]) == 2
+    refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lightning fit: ")]
+    assert len(refused) == 1
+    assert option.split("=")[0] in refused[0]
+    assert not list(in_folder.iterdir())
+
+
 @pytest.mark.parametrize("name", ["digits", "digits_short", "cifar10_vit_tiny", "imagefolder"])
 def test_the_first_thing_that_everybody_types_is_no_mistake(in_folder, name):
     assert resolve([f"--config={name}", "--data=Digits", "--trainer.max_epochs=1", "--model.patch_size=4"])

@@ -106,7 +106,9 @@ def own_faults(folder: Path | None) -> Iterator[None]:
             raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
         text = own_traceback(fault)
         if text is None:
-            if isinstance(fault, MisconfigurationException) or str(fault).startswith("Early stopping conditioned on"):
+            raised_in = traceback.extract_tb(fault.__traceback__)[-1].filename
+            refuses = isinstance(fault, ValueError | TypeError | RuntimeError) and "/lightning/pytorch/" in raised_in
+            if isinstance(fault, MisconfigurationException) or refuses:
                 raise UserError(" ".join(str(fault).split())) from fault  # a mistake that only the training shows
             raise
         if folder is not None and folder.is_dir():
@@ -163,8 +165,9 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     try:
         trainer = Trainer(**arguments)
     except (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError) as fault:
-        named = ("accelerator", "devices", "strategy", "precision")
-        given = ", ".join(f"{name}={arguments[name]}" for name in named if arguments[name] is not None)
+        named = ["accelerator", "devices", "strategy", "precision"]
+        named += [name for name, value in arguments.items() if isinstance(value, str) and value in str(fault)]
+        given = ", ".join(f"{name}={arguments[name]}" for name in dict.fromkeys(named) if arguments[name] is not None)
         raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
     end_each_epoch_once(trainer)
     restore_in_words(trainer)
