@@ -21,7 +21,7 @@ FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
 
 def _content(table: Any, column: str, row: int) -> Path | bytes:
     """Returns the content of an image, or its file."""
-    # of the Arrow table, since datasets takes 8 times as long for a row; null is as damaged as an empty file
+    # of the Arrow table, since datasets takes longer for a row; null is as damaged as an empty file
     image = table.data.column(column)[row].as_py() or {"bytes": b"", "path": None}
     return Path(image["path"]) if image["bytes"] is None and image["path"] else bytes(image["bytes"] or b"")
 
