@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torchmetrics
 import yaml
 from runs import REPOSITORY
 from tensors import write_images
+from torchmetrics.classification import MulticlassF1Score
 
 from vit_lightning import Digits, ImageFolder, ViT
 from vit_lightning.config.experiment import Experiment, make_data
@@ -151,3 +154,26 @@ def test_callbacks_loggers_and_profilers_are_named_without_their_modules():
     ]
     assert trainer["logger"]["class_path"] == "lightning.pytorch.loggers.CSVLogger"
     assert trainer["profiler"] == "simple"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("F1Score", torchmetrics.F1Score(task="multiclass", num_classes=10)),
+        ("{class_path: torchmetrics.Accuracy, task: multiclass}", torchmetrics.Accuracy("multiclass", num_classes=10)),
+        ("torchmetrics.classification.Precision", torchmetrics.Precision(task="multiclass", num_classes=10)),
+        ("AUROC", torchmetrics.AUROC(task="multiclass", num_classes=10)),
+        ("{class_path: F1Score, average: macro}", MulticlassF1Score(10, average="macro")),
+        ("MulticlassF1Score", MulticlassF1Score(10)),
+    ],
+)
+def test_a_metric_averages_as_its_class_of_torchmetrics_does(given, expected):
+    (metric,) = resolve(["--config=digits", f"--metrics=[{given}]"]).metrics.values()
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 10
+    logits = torch.rand(200, 10, generator=draw) + (labels % 10 < 7)[:, None] * torch.eye(10)[labels]
+    for one in (metric, expected):
+        one.update(logits.softmax(dim=1), labels)
+    assert float(metric.compute()) == pytest.approx(float(expected.compute()), abs=1e-7)
+    macro, micro = MulticlassF1Score(10, average="macro"), MulticlassF1Score(10, average="micro")
+    assert float(macro(logits, labels)) != pytest.approx(float(micro(logits, labels)), abs=1e-3)
