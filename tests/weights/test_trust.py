@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import resource
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from runs import SMALL
 from safetensors.torch import save_file
-from torch import nn
 
 from vit_lightning import Digits, UserError, ViTClassifier, load
 from vit_lightning.cli import main
 from vit_lightning.config.networks import make_teacher, network_in_file
-from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
 from vit_lightning.weights.init_from import open_initial_weights
-from vit_lightning.weights.trust import bounded, refuse_downloads, refuse_untrusted
+from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
 
 FOREIGN = """
 from pathlib import Path
@@ -76,63 +71,6 @@ def test_no_door_imports_what_a_file_names(door, foreign, trained, capsys):
             assert "class_path=foreign_part.Thing is of none of the packages" in said
             assert "trust" in said
     assert not Path("harmed").exists()
-
-
-ENCODER = {
-    "class_path": "torch.nn.TransformerEncoderLayer",
-    "init_args": {"d_model": 16, "nhead": 2, "activation": "relu"},
-}
-HUGE = {
-    "copies": {
-        "class_path": "torch.nn.TransformerEncoder",
-        "init_args": {"encoder_layer": ENCODER, "num_layers": 10**7},
-    },
-    "blocks": {"class_path": "timm.create_model", "init_args": {"model_name": "vit_tiny_patch16_224", "depth": 10**5}},
-    "width": {"class_path": "torch.nn.Linear", "init_args": {"in_features": 10**7, "out_features": 10**7}},
-    "a table": {"class_path": "torch.nn.Embedding", "init_args": {"num_embeddings": 10**7, "embedding_dim": 10**3}},
-}
-
-
-@pytest.mark.parametrize(
-    ("door", "what"), [(door, what) for what in HUGE for door in DOORS if what == "copies" or door in ("load", "test")]
-)
-def test_a_file_names_no_network_far_larger_than_itself(door, what, foreign, trained, capsys):
-    place, read = checkpoint_naming(HUGE[what], trained), DOORS[door]
-    before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    if callable(read):
-        with pytest.raises(UserError, match=r"takes more than [\d,]+ \w+.*, where the file has 2\d tensors"):
-            read(place)
-    else:
-        assert main([word.format(place) for word in read]) == 2
-        assert re.search(r"takes more than [\d,]+ \w+.*, where the file has 2\d tensors", capsys.readouterr().err)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
-    assert time.process_time() - begin < 30
-
-
-def test_a_metric_of_a_file_takes_no_more_memory_than_it_may(in_folder, trained):
-    contents = read_checkpoint(trained[0] / "checkpoints/best.ckpt", mmap=False)
-    metric = {"class_path": "ConfusionMatrix", "num_classes": 10**6}
-    AtomicCheckpointIO().save_checkpoint({**contents, "config": {**contents["config"], "metrics": [metric]}}, "a.ckpt")
-    with pytest.raises(UserError, match=r"TooLarge: more than [\d,]+ numbers, where the file has 2\d tensors"):
-        resolve(["--ckpt=a.ckpt"], "test")
-
-
-def test_a_network_of_many_tensors_is_made_for_a_file_that_has_them():
-    def make(count):
-        return nn.ModuleList(nn.Linear(1, 1) for _ in range(count))
-
-    with bounded(make(2_000).state_dict()):
-        assert len(make(2_000)) == 2_000
-    with (
-        pytest.raises(
-            UserError, match="the network takes more than 5,100 modules and operations, where the file has 2"
-        ),
-        bounded(make(1).state_dict()),
-    ):
-        make(2_000)
-    with bounded():
-        make(2_000)
-    assert sys.getprofile() is None
 
 
 @pytest.mark.parametrize("form", ["inside safetensors", "beside", "inside a checkpoint of a plain Trainer"])
@@ -274,8 +212,8 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "where the file has"),
-        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "where the file has"),
+        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "of another architecture"),
+        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "of another architecture"),
         ({"class_path": "timm.create_model", "init_args": {"model_name": "hf-hub:a/b"}}, "no other place to read"),
         ({"class_path": "timm.models.create_model", "init_args": {"model_name": "local-dir:d"}}, "no other place"),
     ],

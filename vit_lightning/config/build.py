@@ -58,7 +58,6 @@ from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.training.compiled import REPLAYS
 from vit_lightning.training.losses import OwnLoss
-from vit_lightning.weights.trust import bounded
 
 OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
 """Classes of the options that belong to no group."""
@@ -97,9 +96,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     model = with_class(config, "model", complete=merged.complete)
     network = read_network(reader, model, facts) if has_network else None
     trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
-    with bounded(merged.weights, "a metric"):
-        metrics = read_metrics(reader, config.get("metrics"), 10 if facts is None else facts["num_classes"])
-
+    metrics = read_metrics(reader, config.get("metrics"), 10 if facts is None else facts["num_classes"])
     logged = {} if data is None else _logged(data, metrics)
     if setting_parts["checkpoint"] is not WRONG:
         setting_parts["checkpoint"] = with_mode(setting_parts["checkpoint"], logged)
@@ -117,7 +114,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         if module is not WRONG and module.name and not reader.problems:
             filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
             with problems_of(reader, "", module, "module"):
-                made = empty_network(lambda: module_from(module, filled), "module", merged.weights)
+                made = empty_network(lambda: module_from(module, filled), "module")
                 if lacks_optimizer(module.target):
                     reader.problems += optimizer_problems(made, settings["optimizer"])
         if command == "fit" and settings["distillation"] is not None and settings["distillation"].teacher:

@@ -53,7 +53,7 @@ def check_network(
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
     empty, initial = None, None
     with problems_of(reader, "", part, "model"):
-        part, empty = _make_empty(part, reader.problems, merged.weights)
+        part, empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
             reader.problems += network_problems(empty, shape, len(data.label_names))
             reader.problems += _fine_tune(empty, settings["lora"], general.get("freeze"), shape)
@@ -62,7 +62,7 @@ def check_network(
     return part, empty, initial
 
 
-def _make_empty(part: Part, problems: list[str], weights: Mapping[str, Any] | None) -> tuple[Part, nn.Module]:
+def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:
     """Returns a network without arguments that it hands on to a class which refuses them, and it on the meta device.
 
     Raises:
@@ -70,7 +70,7 @@ def _make_empty(part: Part, problems: list[str], weights: Mapping[str, Any] | No
     """
     while True:
         try:
-            return part, empty_network(part.make, weights=weights)
+            return part, empty_network(part.make)
         except UserError as error:
             found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
             signature = signature_of(part.target)

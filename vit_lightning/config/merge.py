@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,8 +66,6 @@ class Merged(NamedTuple):
     """The source of the initial weights."""
     complete: bool = True
     """Whether all config files could be read."""
-    weights: Mapping[str, Any] | None = None
-    """Tensors of the file whose config names the network; None where the user does, or trusts that config."""
 
 
 def merge_all(
@@ -130,8 +128,7 @@ def merge_all(
     if trained is not None and not trust:
         own = [key for config in sources if isinstance(config.get("data"), dict) for key in config["data"]]
         refuse_downloads(first.get("data"), own)
-    weights = None if trust else _weights_of_model(first, merged, trained, initial)
-    return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete, weights)
+    return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete)
 
 
 def _with_files(config: Config, folder: Path) -> Config:
@@ -316,17 +313,6 @@ def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
     if guessed:
         notes.append(f"{' and '.join(guessed)} as for most weights of {initial.usual}; nothing beside the file tells")
     return replace(initial, notes=(*initial.notes, *notes))
-
-
-def _weights_of_model(
-    first: Config, merged: Config, trained: Trained | None, initial: InitialWeights | None
-) -> Mapping[str, Any] | None:
-    """Returns the tensors of the file whose config names the class of the network; None where the user does."""
-    models = [config.get("model") for config in (first, merged)]
-    classes = [model.get("class_path", DEFAULT_CLASSES["model"]) for model in models if isinstance(model, dict)]
-    if initial is not None and first["model"] and len(classes) == 2 and is_same_class(*map(str, classes)):
-        return initial.file.tensors
-    return None if trained is None else trained.checkpoint.get("state_dict")
 
 
 def _check_split(trained: Config, given: Config) -> None:

@@ -32,7 +32,6 @@ from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.weights.hubs import LIBRARIES
 from vit_lightning.weights.sources import open_teacher
-from vit_lightning.weights.trust import bounded
 
 FACTS = ("image_size", "in_channels", "num_classes")
 """Arguments of a network that follow from the data."""
@@ -147,20 +146,17 @@ def problems_of(reader: Reader, key: str, part: Any, path: str = "") -> Iterator
         reader.problems += untyped_texts(part, path or key)
 
 
-def empty_network(
-    make: Callable[[], nn.Module], key: str = "model", weights: Mapping[str, Any] | None = None
-) -> nn.Module:
+def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
     """Returns a network on the meta device; one that cannot be built there is built and then moved.
 
     Args:
         make: makes it.
         key: option that errors name.
-        weights: tensors of the file whose config names it, which bound it.
 
     Raises:
         UserError: its arguments do not fit.
     """
-    with torch.random.fork_rng(devices=[]), bounded(weights, key):
+    with torch.random.fork_rng(devices=[]):
         try:
             try:
                 with torch.device("meta"):

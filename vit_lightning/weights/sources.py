@@ -25,7 +25,7 @@ from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
-from vit_lightning.weights.trust import bounded, refuse_untrusted
+from vit_lightning.weights.trust import refuse_untrusted
 
 MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
 """Makes the network of a config in plain data, with random weights; where it is trusted, from files in a folder too."""
@@ -218,8 +218,7 @@ def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
-    with bounded(None if known.trust else file.tensors):
-        family, network, notes = _network(file, known, ours=ours)
+    family, network, notes = _network(file, known, ours=ours)
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
     names, odd = class_names_of(file, getattr(network, "num_classes", None))
     view = {**view, "class_names": names, **known.facts}

@@ -1,4 +1,4 @@
-"""Trust in a config that a file of weights carries: it is data, names classes of known packages alone, and is bounded.
+"""Trust in a config that a file of weights carries: it is data, and names classes of known packages alone.
 
 Importing a module runs it, and a class may do anything when it is made. What the user writes may name any class; what
 comes with somebody's weights names those below, unless the user trusts the file.
@@ -11,19 +11,13 @@ import importlib.util
 import inspect
 import os
 import pkgutil
-import sys
-import weakref
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any, get_type_hints
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import Dataset
 
 import vit_lightning
@@ -188,103 +182,3 @@ def _parts() -> tuple[type, ...]:
     of_torch = (nn.Module, Dataset, Optimizer, LRScheduler)
     of_trainer = (Callback, Logger, Profiler, Strategy, CheckpointIO, ClusterEnvironment, LayerSync, Precision)
     return (*of_torch, LightningDataModule, *of_trainer)
-
-
-MODULES = 100_000
-"""Modules of a network of the user's at most, above those of any that is known."""
-
-
-class TooLarge(Exception):
-    """Something that would take far more than it may to be made."""
-
-
-class _Bound(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the modules and operations that a network is made by, and of the numbers in new tensors that are kept.
-
-    Copies of modules count too. What an operation is about to make is measured on the meta device, before it does.
-
-    Args:
-        steps: modules and operations at most.
-        numbers: numbers at most.
-        why: what the limits follow from.
-    """
-
-    def __init__(self, steps: int, numbers: int, why: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._limits = {"modules and operations": steps, "numbers": numbers}
-        self._taken = dict.fromkeys(self._limits, 0)
-        self._why = why
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self._take("modules and operations", 1)
-        if all(result.alias_info for result in func._schema.returns):  # a view, or the same tensor
-            return func(*args, **kwargs)
-        numbers = _new_numbers(func, args, kwargs)
-        self._take("numbers", numbers)
-        made = func(*args, **kwargs)
-        for tensor in [leaf for leaf in tree_leaves(made) if isinstance(leaf, Tensor)][:1]:
-            weakref.finalize(tensor.untyped_storage(), self._take, "numbers", -numbers).atexit = False
-        return made
-
-    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Counts modules, as the function of ``sys.setprofile``."""
-        if event == "call" and frame.f_code in _MAKE_MODULES:
-            self._take("modules and operations", 1)
-
-    def _take(self, what: str, number: int) -> None:
-        self._taken[what] += number
-        if number > 0 and self._taken[what] > self._limits[what]:
-            raise TooLarge(f"more than {self._limits[what]:,} {what}{self._why} (is a depth or a size too large?)")
-
-
-_MAKE_MODULES = (nn.Module.__init__.__code__, nn.Module.__setstate__.__code__)
-"""Functions that each new module calls, and each copy of one."""
-
-
-def _new_numbers(func: Any, args: Any, kwargs: Any) -> int:
-    """Returns the numbers of the tensors that an operation makes; 0 where only their contents tell."""
-    if any(argument.name == "device" for argument in func._schema.arguments):
-        kwargs = {**kwargs, "device": torch.device("meta")}
-    try:
-        made = func(*tree_map_only(Tensor, _on_meta, args), **tree_map_only(Tensor, _on_meta, kwargs))
-    except Exception:  # whatever torch raises of what it cannot tell, or refuses then, too
-        return 0
-    return sum(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor))
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
-
-
-@contextlib.contextmanager
-def bounded(weights: Mapping[str, Any] | None = None, key: str = "the network") -> Iterator[None]:
-    """Ends the making of a network that is far too large, as one of a million blocks, while it is being made.
-
-    Networks of timm and torchvision take 4 to 11 modules and operations for each of their tensors, and keep up to four
-    times their numbers at a time; with the conversion of weights, 24.
-
-    Args:
-        weights: tensors of the file whose config names the network; None where that is the user's own word, which is
-            to end where a depth was mistyped, and nowhere else.
-        key: what errors call it.
-
-    Raises:
-        UserError: it takes far more than a network of these weights, or more modules than any that is known.
-    """
-    tensors = [value for value in (weights or {}).values() if isinstance(value, Tensor) and value.device.type == "cpu"]
-    stored = sum(min(value.numel(), value.untyped_storage().nbytes()) for value in tensors)
-    is_foreign = weights is not None
-    has = f", where the file has {len(tensors):,} tensors with {stored:,} numbers" if is_foreign else ""
-    bound = _Bound(5_000 + 50 * len(tensors) if is_foreign else MODULES, 3 * 10**7 + 8 * stored, has)
-    counts = sys.getprofile() is None  # another profiler is left alone
-    try:
-        if counts:
-            sys.setprofile(bound.profile)
-        with bound if is_foreign else contextlib.nullcontext():
-            yield
-    except TooLarge as fault:
-        raise UserError(f"{key} takes {fault}") from fault
-    finally:
-        if counts:
-            sys.setprofile(None)
