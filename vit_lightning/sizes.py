@@ -14,3 +14,8 @@ def pair(size: int | Size) -> Size:
 def side(size: Size) -> int | list[int]:
     """One number for a square, else height and width, as a config has them."""
     return size[0] if size[0] == size[1] else list(size)
+
+
+def covers(resize: int | Size | None, size: int | Size) -> bool:
+    """Whether images that are resized so, their shorter side to one number, are no smaller than a size."""
+    return resize is None or all(edge >= least for edge, least in zip(pair(resize), pair(size), strict=True))

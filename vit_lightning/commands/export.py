@@ -28,6 +28,7 @@ from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.convert import FAMILIES, to_reference
 from vit_lightning.weights.describe import model_config
+from vit_lightning.weights.descriptions import KERNELS
 from vit_lightning.weights.files import FORMATS, write_tensors
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
@@ -176,6 +177,7 @@ def write_hf(source: Source, folder: Path) -> None:
     names = source.class_names or [f"LABEL_{number}" for number in range(source.vit.num_classes)]
     config |= {"architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32"}
     config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    config |= {"problem_type": "multi_label_classification"} if source.view.get("multi_label") else {}
     config.pop("num_labels", None)
     write_tensors(tensors, folder / "model.safetensors")
     write_whole(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -219,15 +221,17 @@ def _other_forms(source: Source) -> Iterator[None]:
 def _image_processor(view: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of transformers' image processor that prepares images as our test images are."""
     height, width = view["image_size"]
-    share = view.get("centre_share", 1.0)
-    # a rectangle is squashed there, and cut out of the middle here
-    edges = (round(height / share), round(width / share))
-    size = {"shortest_edge": edges[0]} if height == width else {"height": edges[0], "width": edges[1]}
+    share, resize = view.get("centre_share", 1.0), view.get("resize")
+    if resize is None:  # a rectangle is squashed there, and cut out of the middle here
+        edges = (round(height / share), round(width / share))
+        resize = edges[0] if height == width else edges
+    size = {"shortest_edge": resize} if isinstance(resize, int) else {"height": resize[0], "width": resize[1]}
+    kernel = view.get("interpolation", "bicubic").rpartition("_")[2]
     return {
         "image_processor_type": "BitImageProcessor",  # unlike ViT's it cuts out the middle
         "do_resize": True,
         "size": size,
-        "resample": 3,  # bicubic
+        "resample": next(number for number, name in KERNELS.items() if name == kernel),
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
         "do_rescale": True,

@@ -25,6 +25,7 @@ from vit_lightning.figures.inside import maps_figure, model_figures
 from vit_lightning.figures.inside_page import inside_page
 from vit_lightning.inspect.survey import Survey, survey
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.models.heads import probabilities
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
@@ -144,7 +145,7 @@ def _titles(model: Model, names: list[str], found: Survey) -> list[str]:
     classes = model.class_names or [str(number) for number in range(found.logits.shape[1])]
     tops = [
         top_classes(Path(name).name, of, classes, 3)
-        for name, of in zip(names, found.logits.float().softmax(dim=1), strict=True)
+        for name, of in zip(names, probabilities(found.logits, multi_label=model.multi_label), strict=True)
     ]
     shares = [zip(top.classes, top.probabilities, strict=True) for top in tops]
     texts = [", ".join(f"{label} {100 * value:.0f} %" for label, value in share) for share in shares]

@@ -26,6 +26,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.watch import grid_of
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.models.heads import probabilities
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.training.probes import features
@@ -48,7 +49,7 @@ Size = Annotated[
 Facts = Annotated[
     dict[str, Any] | None,
     "what the weights do not tell or is to be replaced: --config='{num_heads: 3, mean: [...], std: [...]}' (also "
-    "centre_share, class_names, and arguments of their family).",
+    "centre_share, resize, interpolation, multi_label, class_names, and arguments of their family).",
 ]
 Trust = Annotated[bool, "whether classes that the weights name may be of any package, and so run code."]
 
@@ -85,8 +86,8 @@ def load(
             https://...#sha256=CHECKSUM.
         image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new, untrained head; 0 for features.
-        config: what is not known or is to be replaced: mean, std, centre_share and class_names, and for weights of
-            others the arguments of their own constructor.
+        config: what is not known or is to be replaced: mean, std, centre_share, resize, interpolation, multi_label and
+            class_names, and for weights of others the arguments of their own constructor.
         trust: whether classes that the source names may be of any package, and so run code.
 
     Raises:
@@ -127,6 +128,10 @@ class Model:
         self.centre_share = float(source.view.get("centre_share", 1.0))
         """Fraction of the sides of an image that the centre crop shows."""
         self.interpolation: Interpolation = source.view.get("interpolation", "bicubic")
+        self.resize: int | tuple[int, int] | None = source.view.get("resize")
+        """Size to which the whole image is resized, in place of the crop."""
+        self.multi_label = bool(source.view.get("multi_label"))
+        """Whether each class has a probability of its own."""
         self.image_size = pair(source.view["image_size"]) if "image_size" in source.view else None
         self.in_channels = int(source.view.get("in_channels", 3))
         self.prefix_tokens = int(getattr(self.network, "prefix_tokens", getattr(self.network, "num_prefix_tokens", 0)))
@@ -147,11 +152,9 @@ class Model:
             logits = self._run(batch, self.network)
             if not isinstance(logits, Tensor) or getattr(self.network, "num_classes", None) == 0:
                 raise UserError(f"{self.place}: {type(self.network).__name__} gives no logits (b, classes)")
-            probabilities = logits.float().softmax(dim=-1).cpu()
-            classes = self.class_names or [str(number) for number in range(probabilities.shape[1])]
-            predictions += [
-                top_classes(name, row, classes, top_k) for name, row in zip(names, probabilities, strict=True)
-            ]
+            found = probabilities(logits, multi_label=self.multi_label).cpu()
+            classes = self.class_names or [str(number) for number in range(found.shape[1])]
+            predictions += [top_classes(name, row, classes, top_k) for name, row in zip(names, found, strict=True)]
         return predictions
 
     def forward_features(self, images: Images, *, batch_size: int = 64) -> Tensor:
@@ -225,6 +228,7 @@ class Model:
             batch_size=batch_size,
             num_workers=num_workers,
             interpolation=self.interpolation,
+            resize=self.resize,
         )
         data.files = files
         return data

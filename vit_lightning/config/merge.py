@@ -108,6 +108,8 @@ def merge_all(
     trained, initial = None, None
     if command in TRAINED:
         trained, first = _config_of_checkpoint(flags, facts, trust=trust)
+        if "data" not in first:  # weights of others, on the data of the config
+            sources, trained = _for_foreign(trained, sources)
     else:
         try:
             initial, first = _config_of_source(sources, trust=trust)
@@ -211,7 +213,7 @@ def _config_of_checkpoint(
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     of_library = places[-1].partition(":")[0] in LIBRARIES
-    trained = _trained_by_run(places[-1]) if facts is None else _trained(places[-1], facts, trust=trust)
+    trained = _trained_by_run(places[-1], trust=trust) if facts is None else _trained(places[-1], facts, trust=trust)
     config = flatten(trained.checkpoint.get("config") or {})
     if not isinstance(config, dict):
         raise UserError(f"ckpt={places[-1]} holds no config")
@@ -228,12 +230,40 @@ def _config_of_checkpoint(
     return trained, {**config, "init_from": None}  # the weights are the checkpoint's own
 
 
+def _for_foreign(trained: Trained, sources: Sequence[Config]) -> tuple[list[Config], Trained]:
+    """Returns configs without a network, with data whose images are prepared as those of weights of others.
+
+    Args:
+        trained: the weights; they come back with sentences on what was taken from either.
+        sources: configs, the last one of flags; what they say about images goes first.
+    """
+    view, place = trained.checkpoint["test_view"], str(trained.path)
+    sources = [_without(config, "model", "module", "init_from", "lora", "freeze", "ema") for config in sources]
+    data: Config = functools.reduce(merge, (flatten(config.get("data")) or {} for config in sources), {})
+    if not data:
+        way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
+        raise UserError(f"ckpt={place} is no run, whose images are known: give --config with data ({way_out})")
+    if view.get("multi_label"):
+        raise UserError(f"ckpt={place} gives several labels an image, the data has one (lightning predict shows them)")
+    known = signature_of(class_of(data.get("class_path", DEFAULT_CLASSES["data"]))).options
+    of_images = {name: value for name, value in view.items() if name not in ("class_names", "in_channels")}
+    taken = {name: value for name, value in of_images.items() if name in known and name not in data}
+    shown = ", ".join(f"data.{name}={word(value)}" for name, value in taken.items())
+    notes = [f"{shown} as in the source"] if taken else []
+    notes += [
+        f"data.{name} is not that of the source, {word(value)}"
+        for name, value in of_images.items()
+        if name not in taken and word(data.get(name)) != word(value)
+    ]
+    return [{"data": taken}, *sources], trained._replace(notes=(*trained.notes, *notes))
+
+
 def _without(config: Config, *names: str) -> Config:
     return {key: value for key, value in config.items() if str(key).rstrip("+") not in names}
 
 
-def _trained_by_run(place: str) -> Trained:
-    """Returns the checkpoint of a run, whose config says which images there are; refuses weights without one."""
+def _trained_by_run(place: str, *, trust: bool) -> Trained:
+    """Returns the checkpoint of a run, whose config says which images there are, or the weights of others."""
     try:
         if place.partition(":")[0] not in (*LIBRARIES, "hf-hub"):  # these would be fetched
             path = find_checkpoint(place)
@@ -245,8 +275,7 @@ def _trained_by_run(place: str) -> Trained:
             read_weights(place, "ckpt")
         except UserError:  # it is no source at all
             raise error from error.__cause__
-    way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
-    raise UserError(f"ckpt={place} is no run, whose images are known: {way_out}")
+    return _trained(place, {}, trust=trust)
 
 
 def _trained(place: str, facts: Config, *, trust: bool) -> Trained:

@@ -21,6 +21,7 @@ from torch.nn.functional import interpolate
 from vit_lightning.data.bad_images import DamagedImage
 from vit_lightning.data.batches import Pixels
 from vit_lightning.errors import UserError
+from vit_lightning.sizes import pair
 
 try:
     import simplejpeg
@@ -30,7 +31,18 @@ except ImportError:
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge of a crop, in pixels."""
 WholeBox = tuple[int, int, int, int]
-Interpolation = Literal["bicubic", "bilinear", "fast_bicubic", "fast_bilinear", "device_bicubic", "device_bilinear"]
+Interpolation = Literal[
+    "bicubic",
+    "bilinear",
+    "lanczos",
+    "nearest",
+    "fast_bicubic",
+    "fast_bilinear",
+    "fast_lanczos",
+    "fast_nearest",
+    "device_bicubic",
+    "device_bilinear",
+]
 """How images are resized, antialiased: by Pillow, by torch's vectorised kernels for 8 bits (fast), or where they are
 trained on (device)."""
 
@@ -75,6 +87,7 @@ def decode(
     size: tuple[int, int],
     choose_box: Callable[[int, int], Box],
     interpolation: Interpolation = "bicubic",
+    resize: int | tuple[int, int] | None = None,
 ) -> Pixels:
     """Returns a crop of an image, resized and antialiased: uint8 (height, width, 3).
 
@@ -89,12 +102,36 @@ def decode(
         choose_box: returns the crop for a width and height, after EXIF rotation.
         interpolation: all but Pillow's round the crop to whole pixels and see nothing outside of it, as torchvision.
             Here device is as fast; see ``decode_on``.
+        resize: in place of a crop, the whole image at its full size is resized so (its shorter side, or height and
+            width whatever its shape), and ``size`` is cut out of the middle: torchvision's Resize and CenterCrop; by
+            the fast ones, those of transformers, which round the edge of the middle down.
 
     Raises:
         UserError: damaged, not representable in 8 bits, or needs more than ``MAX_BYTES``.
     """
     with _opened(source, name) as image:
+        if resize is not None:
+            return _middle(image, size, resize, interpolation)
         return _decode(image, size, choose_box, interpolation)
+
+
+def _middle(
+    image: Image.Image, size: tuple[int, int], resize: int | tuple[int, int], interpolation: Interpolation
+) -> Pixels:
+    _refuse_large(image)
+    image = to_rgb(ImageOps.exif_transpose(image))
+    sides = (image.height, image.width)
+    edges = pair(resize)
+    if isinstance(resize, int):
+        edges = tuple(resize if side == min(sides) else int(resize * side / min(sides)) for side in sides)  # type: ignore[assignment]
+    by, _, mode = interpolation.rpartition("_")
+    whole = _torch_resized(np.array(image), edges, mode) if by else _by_pillow(image, edges, mode)
+    upper, left = (int(gap / 2) if by else round(gap / 2) for gap in (edges[0] - size[0], edges[1] - size[1]))
+    return whole[upper : upper + size[0], left : left + size[1]]
+
+
+def _by_pillow(image: Image.Image, size: tuple[int, int], mode: str) -> Pixels:
+    return np.asarray(image.resize(size[::-1], Image.Resampling[mode.upper()]))
 
 
 def decode_whole(source: Path | bytes | Image.Image, name: str) -> Pixels:
@@ -244,8 +281,11 @@ def decode_on(
 def _torch_resized(pixels: Pixels, size: tuple[int, int], mode: str) -> Pixels:
     """Resizes (H, W, 3) with sums of whole numbers: the same bits for any number of threads and on any processor."""
     image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    resized: Pixels = interpolate(image, size, mode=mode, antialias=True)[0].permute(1, 2, 0).numpy()
-    return resized
+    with suppress(NotImplementedError):  # of lanczos in an earlier torch
+        if mode != "nearest":
+            resized: Pixels = interpolate(image, size, mode=mode, antialias=True)[0].permute(1, 2, 0).numpy()
+            return resized
+    return _by_pillow(Image.fromarray(pixels), size, mode)
 
 
 def _inside(box: Box, size: tuple[int, int]) -> Box:

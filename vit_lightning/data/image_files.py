@@ -183,6 +183,8 @@ class ImageFiles(ImageData):
         num_workers: processes that decode images.
         on_bad_image: whether the command fails, after all others, for images that cannot be decoded.
         interpolation: how images are resized.
+        resize: size to which the whole image is resized, in place of a crop, see ``decode``.
+        multi_label: whether each class has a probability of its own.
     """
 
     class_names: list[str] = []  # noqa: RUF012  # of each
@@ -201,6 +203,8 @@ class ImageFiles(ImageData):
         num_workers: int = 0,
         on_bad_image: OnBadImage = "error",
         interpolation: Interpolation = "bicubic",
+        resize: int | tuple[int, int] | None = None,
+        multi_label: bool = False,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
         self.files: Sequence[Path | Image.Image] = []
@@ -208,6 +212,7 @@ class ImageFiles(ImageData):
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
         self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
         self.interpolation: Interpolation = interpolation
+        self.resize, self.multi_label = resize, multi_label
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         names = [str(file) if isinstance(file, Path) else f"image {number}" for number, file in enumerate(self.files)]
@@ -218,6 +223,7 @@ class ImageFiles(ImageData):
             centre_share=self.centre_share,
             skip=False,
             interpolation=self.interpolation,
+            resize=self.resize,
             gray=self.in_channels == 1,
         )
 
@@ -226,7 +232,7 @@ class ImageFiles(ImageData):
 class _Files(DecodedImages):
     """Images without labels; a damaged one is white, has the label DAMAGED, and is listed as skipped."""
 
-    gray: bool
+    gray: bool = False
 
     def __getitems__(self, request: Request) -> Batch | UserError:
         problems: list[str] = []

@@ -20,7 +20,7 @@ from vit_lightning.data.images import DecodedImages, keep_if_small
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.limits import problems_of
-from vit_lightning.sizes import pair
+from vit_lightning.sizes import covers, pair
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -132,6 +132,9 @@ class ImageSet(SplitData):
             images). By default for splits that take at most a gigabyte, if ``min_area`` is 1.
         min_area: smallest fraction of a training image's area that a random crop shows; 1 takes the whole image.
         centre_share: fraction of the sides of a validation or test image that the centre crop shows.
+        resize: in place of ``centre_share``, the whole validation or test image is resized, its shorter side to one
+            number or to height and width whatever its shape, and ``image_size`` is cut out of its middle, as by
+            torchvision's Resize and CenterCrop.
         mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
         std: standard deviation of each channel.
         interpolation: how crops are resized. The fast ones take less time (with ``pip install simplejpeg`` less still);
@@ -146,6 +149,7 @@ class ImageSet(SplitData):
     in_memory: bool | None = None
     min_area: float = 0.08
     centre_share: float = 0.875
+    resize: int | tuple[int, int] | None = None
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     interpolation: Interpolation = "bicubic"
@@ -159,6 +163,7 @@ class ImageSet(SplitData):
             ("min_area", self.min_area, 0.0 < self.min_area <= 1.0, "above 0 and at most 1"),
             ("centre_share", self.centre_share, 0.0 < self.centre_share <= 1.0, "above 0 and at most 1"),
             ("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"),
+            ("resize", self.resize, covers(self.resize, self.image_size), f"at least image_size={self.image_size}"),
         )
         if self.interpolation.startswith("device_") and any(isinstance(a, PerImage) for a in self.augment or []):
             problems.append(f"interpolation={self.interpolation} and augment with changes of single images, on the CPU")
@@ -173,6 +178,7 @@ class ImageSet(SplitData):
     def test_view(self) -> dict[str, Any]:
         by_the_cpu = self.interpolation.replace("device", "fast")
         other = {} if by_the_cpu == "bicubic" else {"interpolation": by_the_cpu}
+        other |= {} if self.resize is None else {"resize": self.resize}
         return {**super().test_view(), **other}
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
@@ -181,6 +187,7 @@ class ImageSet(SplitData):
             image_size=pair(self.image_size),
             min_area=self.min_area,
             centre_share=self.centre_share,
+            resize=self.resize,
             skip=self.on_bad_image == "skip",
             interpolation=self.interpolation,
         )

@@ -159,6 +159,7 @@ class DecodedImages(Dataset[Batch]):
         centre_share: fraction of the sides that the centre crop shows, used without a random key.
         skip: whether a batch leaves out images that cannot be decoded; otherwise they are an error.
         interpolation: how crops are resized.
+        resize: size to which the whole image is resized in place of the centre crop, see ``decode``.
     """
 
     encoded: Encoded
@@ -167,6 +168,7 @@ class DecodedImages(Dataset[Batch]):
     centre_share: float
     skip: bool
     interpolation: Interpolation
+    resize: int | tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         self.labels = torch.tensor(self.encoded.labels)
@@ -219,7 +221,10 @@ class DecodedImages(Dataset[Batch]):
         """Returns the crop that a key draws, or without one the centre crop; uint8 (H, W, 3)."""
         source, part = self.source(index), self.part(key)
         name = self._name(source, index)
-        return decode(source, name, size=self.image_size, choose_box=part, interpolation=self.interpolation)
+        resize = self.resize if key is None else None
+        return decode(
+            source, name, size=self.image_size, choose_box=part, interpolation=self.interpolation, resize=resize
+        )
 
     def part(self, key: int | None) -> Callable[[int, int], Box]:
         """Returns a function of width and height that gives the crop."""
@@ -268,7 +273,8 @@ class DecodedOnDevice(Dataset[Any]):
         blank = np.broadcast_to(np.uint8(0), (*data.image_size, 3))
 
         def read(index: int, key: int | None) -> tuple[Pixels, int]:
-            jpeg = plain_jpeg(data.source(index), data.part(key))
+            whole = key is None and data.resize is not None
+            jpeg = None if whole else plain_jpeg(data.source(index), data.part(key))
             jpeg = None if jpeg is None or len(jpeg.content) > PART_BYTES else jpeg
             pixels = data.pixels(index, key) if jpeg is None else blank
             found.append(jpeg)

@@ -18,6 +18,7 @@ from torchmetrics import Metric
 import vit_lightning
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
+from vit_lightning.models.heads import probabilities
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
@@ -286,7 +287,8 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
     logits = module(images)
     if not isinstance(logits, Tensor):
         raise UserError(f"{type(module).__name__} gives {type(logits).__name__} where logits (b, classes) are expected")
-    found = {"probabilities": logits.float().softmax(dim=-1)}
+    data = getattr(module.trainer, "datamodule", None) if is_attached(module) else None
+    found = {"probabilities": probabilities(logits, multi_label=getattr(data, "multi_label", False))}
     if labels:
         found["labels"] = labels[0]
     if not isinstance(batch, Tensor) and hasattr(batch, "indices"):

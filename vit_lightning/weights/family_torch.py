@@ -102,6 +102,9 @@ def _hf_names(options: Options, layout: Layout) -> Names:
 
 HF_INERT = frozenset({"initializer_range", "encoder_stride", "pooler_output_size", "pooler_act", "model_type"})
 HF_INERT |= {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id"}
+HF_INERT |= {"_name_or_path", "_commit_hash", "auto_map", "finetuning_task", "problem_type", "return_dict", "use_cache"}
+HF_INERT |= {"output_attentions", "output_hidden_states", "torchscript", "use_bfloat16", "gradient_checkpointing"}
+HF_INERT |= {"chunk_size_feed_forward", "is_encoder_decoder", "attn_implementation", "_attn_implementation_autoset"}
 """What transformers writes into any config.json, and what else says nothing about the function."""
 
 

@@ -7,11 +7,12 @@ import contextlib
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +30,9 @@ from vit_lightning.storage.checkpoint_files import (
     read_archive,
 )
 from vit_lightning.storage.wandb_sources import artifact_path
-from vit_lightning.weights.hubs import LIBRARIES, facts_of_preprocessing, hub_folder
+from vit_lightning.weights.convert import FAMILIES
+from vit_lightning.weights.descriptions import Described, described, with_args
+from vit_lightning.weights.hubs import LIBRARIES, cfg_of_timm, hub_folder
 
 PLACES = (*LIBRARIES, "hf-hub", "wandb")
 """What may stand before the colon in the name of a model."""
@@ -40,11 +43,16 @@ IN_FOLDER = (
     "pytorch_model.bin.index.json",
 )
 """Files of weights that a folder of ``save_pretrained`` or of an export may hold, in the order in which they count."""
-_WRAPPERS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model", "network", "module", "student")
-"""Keys of dicts around the weights; the average of the weights comes first, as timm takes it."""
 _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "backbone.")
+"""Prefixes that are left out of the names of a network of no family."""
+_SHARE = 0.2
+"""Least part of a file's tensors that have the prefix of a network."""
+_AVERAGED, _BEHIND = re.compile(r"(.*_)?ema(_.*)?|teacher"), re.compile("student|optim.*")
+"""Parts of names of averaged weights, which come first, as timm takes them, and of those that come last."""
 _UNUSED = re.compile(r"(vit\.)?pooler\..*|(vit\.embeddings\.|embeddings\.)?mask_token|opt/state/.*")
 """Tensors of pre-training that the logits do not need."""
+_BESIDE = re.compile(r"[^.]*(criterion|loss|metric|acc)[^.]*\..*|(criterion|loss_fn)$", re.IGNORECASE)
+"""Tensors of a LightningModule that are none of its network: of losses and metrics."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 _LARGEST_JSON = 1 << 24
@@ -95,6 +103,7 @@ class WeightsFile:
         config: description of the model in or beside the file: config.json, or timm's architecture and pretrained_cfg.
         checkpoint: whole contents of a checkpoint of ours.
         view: preprocessing of images as far as it is known: image_size, in_channels, centre_share, mean, std.
+        unread: why a fact of the preprocessing could not be read, by its name.
         notes: sentences on what was chosen and left out.
         network: network of a library of others, which fetched the weights.
     """
@@ -105,6 +114,7 @@ class WeightsFile:
     config: Mapping[str, Any] | None = None
     checkpoint: dict[str, Any] | None = None
     view: Mapping[str, Any] | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     network: nn.Module | None = None
 
@@ -145,7 +155,8 @@ def _read(place: str, key: str) -> WeightsFile:
     if library in LIBRARIES:
         network, about = LIBRARIES[library](name)
         tensors, notes = _tidy(network.state_dict())
-        return WeightsFile(place, None, tensors, about, view=_view(about), notes=notes, network=network)
+        view, unread = described(about)
+        return WeightsFile(place, None, tensors, about, view=view, unread=unread, notes=notes, network=network)
     if name and library not in PLACES and not name.startswith("//") and not Path(place).exists():
         raise UserError(f"{library}: is none of {', '.join(PLACES)}{meant(library, PLACES)}")
     path = hub_folder(name) if library == "hf-hub" else Path(place)
@@ -160,8 +171,8 @@ def _read(place: str, key: str) -> WeightsFile:
         tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
         return WeightsFile(place, path, tensors, checkpoint["config"], checkpoint, checkpoint.get("test_view"))
     tensors, notes = _tidy(contents)
-    config, view = _described(file, contents, inside)
-    return WeightsFile(place, path, tensors, config, view=view, notes=notes)
+    config, (view, unread) = _described(file, contents, inside)
+    return WeightsFile(place, path, tensors, config, view=view, unread=unread, notes=notes)
 
 
 def _is_ours(contents: Any) -> bool:
@@ -183,25 +194,21 @@ def _file_in(folder: Path) -> Path:
     return found[0]
 
 
-def _described(
-    file: Path, contents: Any, inside: dict[str, Any] | None
-) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _described(file: Path, contents: Any, inside: dict[str, Any] | None) -> tuple[dict[str, Any] | None, Described]:
     """Returns what a file, or config.json beside it, or NAME.json, says about the model and about its images."""
-    config = contents.get("config") if isinstance(contents, dict) else None
+    config, args = (contents.get(key) if isinstance(contents, dict) else None for key in ("config", "args"))
     if isinstance(config, dict) and isinstance(config.get("model"), dict):  # of ViTClassifier, by any Trainer
         view = contents.get("test_view")
-        return {"model": config["model"]}, view if isinstance(view, dict) else {}
+        return {"model": config["model"]}, Described(view if isinstance(view, dict) else {}, {})
+    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    if isinstance(args, dict) and isinstance(args.get("model"), str) and "crop_pct" in args:  # of timm's train.py
+        inside = with_args(args, cfg_of_timm(args["model"]))
     if file.name in IN_FOLDER and file.with_name("config.json").is_file():
         config, images = (_read_json(file.with_name(f"{name}.json")) for name in ("config", "preprocessor_config"))
-        return inside or config, _view(inside or config, images)
+        return inside or config, described(inside or config, images)
     with contextlib.suppress(UserError):  # another file by chance
         inside = inside or _read_json(file.with_suffix(".json"))
-    return inside, _view(inside)
-
-
-def _view(config: Mapping[str, Any] | None, images: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    given = images or (config or {}).get("preprocessing") or (config or {}).get("pretrained_cfg")
-    return facts_of_preprocessing(given) if isinstance(given, Mapping) else {}
+    return inside, described(inside)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -300,48 +307,106 @@ def _read_npz(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
+class _Candidate(NamedTuple):
+    """Tensors of a file that may be a network."""
+
+    place: str
+    """Keys of the mapping in the file, and the prefix of the names there."""
+    tensors: dict[str, Tensor]
+    beside: list[str]
+    """Keys and names of tensors in the same mapping that are none of the network's."""
+    known: int
+    """Number of tensors that a family has."""
+
+    @property
+    def order(self) -> tuple[bool, bool]:
+        words = self.place.split(".")
+        return not any(map(_AVERAGED.fullmatch, words)), any(map(_BEHIND.fullmatch, words))
+
+
+def _mappings(contents: Mapping[Any, Any], place: str = "", depth: int = 4) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Yields each mapping inside of another that holds tensors, and its keys; a dict of pickle may hold itself."""
+    found = {str(name): value.detach() for name, value in contents.items() if isinstance(value, Tensor)}
+    if found:
+        yield place, found
+    for key, value in contents.items() if depth else ():
+        if isinstance(value, Mapping) and isinstance(key, str) and not key.startswith("optim"):
+            yield from _mappings(value, f"{place}{key}.", depth - 1)
+
+
+def _known(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Returns the names that the family has which has most of them; all of a ViT of ours."""
+    on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    if "patch_embedding.projection" in (names := " ".join(on_meta)) and "encoder.0.attention" in names:
+        return {*on_meta}
+    readings = filter(None, [table.recognise(on_meta) for table in FAMILIES.values()])
+    return max((set(reading.matched) for reading in readings), key=len, default=set())
+
+
+def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
+    """Yields the tensors of a mapping under each prefix of their names with which a family has them."""
+    counts = Counter(name[: end.end()] for name in tensors for end in re.finditer(r"[a-zA-Z_]\w*\.", name))
+    for prefix in ["", *(text for text, count in counts.items() if count >= _SHARE * len(tensors))]:
+        inside = _of_vit({name[len(prefix) :]: tensors[name] for name in tensors if name.startswith(prefix)})
+        if known := _known(inside):
+            others = {name: tensors[name] for name in tensors if not name.startswith(prefix) and name not in inside}
+            heads = _known({**inside, **others}) & others.keys()  # a head beside a backbone
+            inside |= {name: others[name] for name in heads}
+            beside = [f"{place}{name}" for name in others if name not in heads]
+            yield _Candidate(place + prefix, inside, beside, len(known) + len(heads))
+
+
+def _of_vit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors of transformers' ViTModel as those of its classifier."""
+    is_bare = "embeddings.patch_embeddings.projection.weight" in tensors and ".layernorm_before." in " ".join(tensors)
+    return {f"vit.{name}": value for name, value in tensors.items()} if is_bare else tensors
+
+
+def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
+    """Returns the network in a file, and sentences on what else there is."""
+    if not isinstance(contents, Mapping):
+        raise UserError(f"it holds no weights, but {type(contents).__name__}")
+    mappings = {place: {n: v for n, v in found.items() if not _BESIDE.match(n)} for place, found in _mappings(contents)}
+    if not any(mappings.values()):
+        first = ", ".join(str(name)[:50] for name in list(contents)[:3]) or "nothing"
+        raise UserError(f"it holds no weights (it has {first})")
+    found = [one for place, tensors in mappings.items() for one in _candidates(place, tensors)]
+    most = max((one.known for one in found), default=0)
+    found = [one for one in found if 2 * one.known >= most]
+    found = found or [_Candidate(place, tensors, [], len(tensors)) for place, tensors in mappings.items() if tensors]
+    found.sort(key=lambda one: (one.order, -one.known))  # and else as in the file
+    chosen, notes = found[0], list[str]()
+    others = [one.place for one in found[1:] if not any(one.place.startswith(two.place) for two in found if two != one)]
+    if others and most:
+        names = (text.rstrip(".") or "no key" for text in (chosen.place, ", ".join(others)))
+        notes.append("the weights are those under {}, not those under {}".format(*names))
+    beside = [name for name in chosen.beside if not name.startswith(tuple(others))]
+    return chosen._replace(beside=beside), notes
+
+
 def _tidy(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Returns the weights without what lies around them, and sentences on what was chosen and left out."""
-    notes: list[str] = []
-    state = _unwrapped(contents, notes)
-    found = {str(name): value.detach() for name, value in state.items() if isinstance(value, Tensor)}
-    tensors = {name: value for name, value in found.items() if not name.startswith(_COUNTS)}
-    if not tensors:
-        first = ", ".join(str(name)[:50] for name in list(state)[:3]) or "nothing"
-        raise UserError(f"it holds no weights (it has {first})")
+    chosen, notes = _chosen(contents)
+    tensors = chosen.tensors
     while prefix := next((p for p in _PREFIXES if 2 * sum(n.startswith(p) for n in tensors) > len(tensors)), None):
         shorter = {name.removeprefix(prefix): value for name, value in tensors.items()}
         if len(shorter) < len(tensors):
             break
         tensors = shorter
     names = " ".join(tensors)
-    if "embeddings.patch_embeddings.projection.weight" in tensors and ".layernorm_before." in names:  # hf's ViTModel
-        tensors = {f"vit.{name}": value for name, value in tensors.items()}
-    for reason, chosen in {
+    whole = {f"{place}{name}": name for place, found in _mappings(contents) for name in found}
+    beside = [text for text, name in whole.items() if _BESIDE.match(name) and not name.startswith(_COUNTS)]
+    for reason, left in {
+        "are beside the network": [*chosen.beside, *beside],
         "hold no floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
         "are not needed for logits": [n for n in tensors if _UNUSED.fullmatch(n) and ".ls1.gamma" not in names],
     }.items():
-        if chosen:
-            more = f" and {len(chosen) - 3} more" if len(chosen) > 3 else ""
-            notes.append(f"left out, since they {reason}: {', '.join(chosen[:3])}{more}")
-            tensors = {name: value for name, value in tensors.items() if name not in chosen}
+        if left:
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            notes.append(f"left out, since they {reason}: {', '.join(left[:3])}{more}")
+            tensors = {name: value for name, value in tensors.items() if name not in left}
     for name, value in tensors.items():
         stored = value.device.type == "cpu" and value.layout is torch.strided
         if not stored or value.numel() * value.itemsize > value.untyped_storage().nbytes():
             raise UserError(f"{name} is no tensor whose numbers are in the file")
     return tensors, tuple(notes)
-
-
-def _unwrapped(contents: Any, notes: list[str]) -> Mapping[Any, Any]:
-    found: Mapping[Any, Any] = {}
-    for _ in range(4):  # a dict of pickle may hold itself
-        if not isinstance(contents, Mapping):
-            raise UserError(f"it holds no weights, but {type(contents).__name__}")
-        found = contents
-        inside = [key for key in _WRAPPERS if isinstance(found.get(key), Mapping) and found[key]]
-        if not inside:
-            break
-        if len(inside) > 1:
-            notes.append(f"the weights are those under {inside[0]}, not those under {', '.join(inside[1:])}")
-        contents = found[inside[0]]
-    return found

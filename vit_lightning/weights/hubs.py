@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,16 @@ def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return network, {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
 
 
+def cfg_of_timm(architecture: str) -> dict[str, Any]:
+    """Returns ``pretrained_cfg`` of an architecture; nothing where timm is missing or does not have it."""
+    try:
+        from timm.models import get_pretrained_cfg, is_model
+    except ImportError:
+        return {}
+    found = get_pretrained_cfg(architecture) if is_model(architecture) else None
+    return {} if found is None else dict(found.to_dict())
+
+
 def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """Returns a classifier of torchvision with its trained weights, its class_names and preprocessing."""
     from torchvision import models
@@ -42,8 +52,8 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     network: nn.Module = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
     prepare = weights.transforms()
     size, resized = prepare.crop_size[0], prepare.resize_size[0]
-    facts = {"image_size": (size, size), "in_channels": 3, "centre_share": min(1.0, size / resized)}
-    facts |= {"mean": list(prepare.mean), "std": list(prepare.std)}
+    facts = {"image_size": (size, size), "in_channels": 3, "centre_share": min(1.0, size / resized), "resize": resized}
+    facts |= {"mean": list(prepare.mean), "std": list(prepare.std), "interpolation": prepare.interpolation.value}
     return network, {"preprocessing": facts, "class_names": list(weights.meta["categories"])}
 
 
@@ -98,38 +108,3 @@ def _fetched(load: Callable[[], T], place: str) -> T:
         if isinstance(fault, OSError) and fault.errno is None:  # not of the disk
             reason = f"offline, or there is no such model{f' ({reason})' * (len(reason) < 60)}"
         raise UserError(f"{place}: its weights cannot be had: {reason}") from fault
-
-
-def facts_of_preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns image_size, in_channels, centre_share, mean and std as far as a file's description gives them.
-
-    Args:
-        config: ``pretrained_cfg`` of timm, ``preprocessor_config.json`` of transformers, or names as here.
-    """
-    facts: dict[str, Any] = {}
-    for ours, theirs in {"mean": "image_mean", "std": "image_std"}.items():
-        value = config.get(ours, config.get(theirs))
-        if isinstance(value, list | tuple) and value and all(isinstance(item, int | float) for item in value):
-            facts[ours] = [float(item) for item in value]
-    if config.get("do_normalize") is False:
-        facts |= {"mean": [0.0] * 3, "std": [1.0] * 3}
-    resized = _sides(config.get("size"))
-    shape = config.get("input_size")  # channels, height, width
-    size = shape[1:] if isinstance(shape, list | tuple) else config.get("image_size", config.get("crop_size", resized))
-    if sides := _sides(size):
-        facts["image_size"] = sides
-    channels = shape[0] if isinstance(shape, list | tuple) and len(shape) == 3 else config.get("in_channels")
-    facts |= {"in_channels": channels} if type(channels) is int else {}
-    share = config.get("crop_pct", config.get("centre_share", sides and resized and sides[0] / resized[0]))
-    if isinstance(share, int | float) and 0.0 < share <= 1.0:
-        facts["centre_share"] = float(share)
-    return facts
-
-
-def _sides(size: Any) -> tuple[int, int] | None:
-    """Returns height and width of a number, a pair, or transformers' mapping; None of anything else."""
-    if isinstance(size, Mapping):
-        shortest = size.get("shortest_edge")
-        size = [size.get("height", shortest), size.get("width", shortest)]
-    sides = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
-    return (sides[0], sides[1]) if len(sides) == 2 and all(type(n) is int and n > 0 for n in sides) else None

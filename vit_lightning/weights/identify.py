@@ -262,8 +262,9 @@ def _as_family(
     table, layout = reading.table, reading.layout
     words = {**table.defaults, **table.without}
     known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
+    more = {name: value for name, value in stated.items() if value is not None and name not in known}
     with table.checked(given):
-        refuse(table.unknown(table.flatten(given)))
+        refuse([*table.unknown(table.flatten(given)), *table.unknown(more)])
     clues = _Clues(reading, known, model)
     options = clues.options()
     written = table.write(options, layout)
@@ -328,10 +329,8 @@ def _stated(file: WeightsFile) -> Config:
         return {"family": config["family"], **config["config"]}
     if not isinstance(config.get("architecture"), str):
         return dict(config) if isinstance(config.get("model_type"), str) else {}
-    given: Any = config.get("model_args")  # of timm
-    arguments = {
-        name: given[name] for name in FAMILIES["timm"].defaults if isinstance(given, Mapping) and name in given
-    }
+    given: Any = config.get("model_args") or {}  # of timm
+    arguments = {name: value for name, value in dict(given).items() if value is not None}
     found: Config = {"img_size": list(file.view["image_size"])} if file.view and "image_size" in file.view else {}
     found |= {"global_pool": config["global_pool"]} if isinstance(config.get("global_pool"), str) else {}
     return {"family": "timm", **found, **_facts_of_timm(config["architecture"], {**found, **arguments}), **arguments}

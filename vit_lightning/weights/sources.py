@@ -18,18 +18,19 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.vit import ViT
-from vit_lightning.sizes import pair
+from vit_lightning.sizes import covers, pair, side
 from vit_lightning.storage.checkpoint_files import load_network, run_folder_of
 from vit_lightning.weights.adapt import adapt, merged
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import model_config
+from vit_lightning.weights.descriptions import INTERPOLATIONS
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.trust import refuse_untrusted
 
 MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
 """Makes the network of a config in plain data, with random weights; where it is trusted, from files in a folder too."""
-PREPROCESSING = ("mean", "std", "centre_share", "class_names")
+PREPROCESSING = ("mean", "std", "centre_share", "class_names", "interpolation", "resize", "multi_label")
 """Facts of a source that ``config`` may give whatever its family."""
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 _USUAL = {"timm": _HALF, "hf": _HALF, "google": _HALF, "big_vision": _HALF}
@@ -46,7 +47,7 @@ class Source:
     network: nn.Module
     """In evaluation mode; a ViT wherever the weights are those of one."""
     view: dict[str, Any]
-    """Preprocessing of images: image_size, in_channels, centre_share, mean, std; each only where it is known."""
+    """Preprocessing of images and logits, the arguments of ``ImageFiles``; each only where it is known."""
     family: str = ""
     """Family of the weights, ``run`` for a checkpoint of ours; empty for a network of another kind."""
     class_names: list[str] | None = None
@@ -129,7 +130,7 @@ def open_source(
         if image_size is not None or num_classes is not None:
             found = _changed(found, known, image_size, num_classes)
         refuse(_wrong_facts(found, facts), prefix="config.")
-        view = {name: value for name, value in found.view.items() if name in ("mean", "std", "centre_share")}
+        view = {name: value for name, value in found.view.items() if name in PREPROCESSING}
         refuse(_wrong_facts(found, view), prefix="preprocessing ")
     found.network.eval()
     return found
@@ -210,6 +211,17 @@ def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
         if name == "class_names":
             if not items or not all(isinstance(item, str) for item in items) or len(items) != (classes or len(items)):
                 yield f"{name}={value} must be a list of {classes or 'the'} names"
+        elif name == "multi_label":
+            if type(value) is not bool:
+                yield f"{name}={value} must be true or false"
+        elif name == "interpolation":
+            if value not in INTERPOLATIONS:
+                yield f"{name}={value} must be one of {', '.join(INTERPOLATIONS)}"
+        elif name == "resize":
+            size = source.view.get("image_size", (1, 1))
+            whole = [value, value] if type(value) is int else items
+            if len(whole) != 2 or not all(type(side) is int for side in whole) or not covers(value, size):
+                yield f"{name}={value} must be a number of pixels, or height and width, at least {side(pair(size))}"
         elif name == "centre_share":
             if type(value) not in (int, float) or not 0.0 < value <= 1.0:
                 yield f"{name}={value} must be above 0 and at most 1"
@@ -221,10 +233,13 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
     family, network, notes = _network(file, known, ours=ours)
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
     names, odd = class_names_of(file, getattr(network, "num_classes", None))
-    view = {**view, "class_names": names, **known.facts}
     notes += (odd,) if odd and "class_names" not in known.facts else ()
+    for fact, text in {} if file.checkpoint is not None else file.unread.items():
+        way_out = f"config={{'{fact}': ...}} gives it" if fact in PREPROCESSING else "take it out if it changes nothing"
+        refuse([] if fact in known.facts else [f"{text}: {way_out}"])
     if isinstance(network, ViT):
-        view |= {"image_size": network.image_size, "in_channels": network.in_channels}
+        view = _for_size(view, network.image_size) | {"in_channels": network.in_channels}
+    view |= {"class_names": names, **known.facts}
     usual = usual_normalisation(network, family) if known.usual and "mean" not in view else {}
     if usual and view.get("in_channels") == 3:
         view |= usual
@@ -240,6 +255,15 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
         config=None if file.checkpoint is None else file.checkpoint["config"],
         path=file.path,
     )
+
+
+def _for_size(view: dict[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+    """Returns the preprocessing for images of another size, of which as much is shown."""
+    resize, before = view.get("resize"), pair(view.get("image_size", size))
+    if resize is not None:
+        edges = [edge * new // old for edge, new, old in zip(pair(resize), size, before, strict=True)]
+        view = {**view, "resize": max(edges) if isinstance(resize, int) else edges}
+    return {**view, "image_size": size}
 
 
 def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float]]:
@@ -305,7 +329,7 @@ def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[
 
 def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, classes: int | None) -> Source:
     """Returns a source with a new head, or for images of another size."""
-    view = source.view if size is None else {**source.view, "image_size": pair(size)}
+    view = source.view if size is None else _for_size(source.view, pair(size))
     source = replace(source, view=view, class_names=source.class_names if classes is None else None)
     if isinstance(source.network, ViT):
         model: Any = model_config(source.network) if source.config is None else source.config["model"]

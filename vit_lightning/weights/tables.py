@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -163,7 +163,7 @@ class Family:
                     shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
                     shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
         coverage = len(matched) / max(1, len(unpacked))
-        return Reading(self, layout, base, shapes, heads, coverage) if coverage >= 0.5 else None
+        return Reading(self, layout, base, shapes, heads, coverage, matched) if coverage >= 0.5 else None
 
     def layout_for(self, options: Options) -> Layout:
         """Returns the layout in which a model of these options is exported."""
@@ -275,6 +275,7 @@ class Reading(NamedTuple):
         shapes: shapes under our names.
         heads: number of heads, where a kernel has an axis for them.
         coverage: fraction of the tensors whose names the family has.
+        matched: their names.
     """
 
     table: Family
@@ -283,3 +284,4 @@ class Reading(NamedTuple):
     shapes: Shapes
     heads: int | None = None
     coverage: float = 1.0
+    matched: Collection[str] = ()
