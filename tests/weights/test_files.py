@@ -87,7 +87,8 @@ def test_safetensors_shards_and_npz(tmp_path):
     file = read_weights(folder)
     check(file)
     assert file.config == {"model_type": "vit"}
-    assert file.view == {"mean": [0.1, 0.2, 0.3], "image_size": (24, 24), "centre_share": 0.75}
+    view = {"mean": [0.1, 0.2, 0.3], "image_size": (24, 24), "centre_share": 0.75}
+    assert file.view == {**view, "std": [0.5] * 3, "resize": 32, "interpolation": "fast_bilinear"}
 
     sixteen = WEIGHTS["head.bias"].view(torch.int16).numpy().view("V2")  # as JAX saves bfloat16
     for save in (np.savez, np.savez_compressed):

@@ -126,7 +126,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
     if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
         reader.problems += replay_problems(trainer, module)
-    if data is not None and module is not WRONG:
+    if data is not None and module is not WRONG and command not in TRAINED:
         known = {} if module.name else logged
         reader.problems += monitor_problems(trainer, settings["checkpoint"], known)
         reader.problems += mode_problems(trainer, settings["checkpoint"], known) if is_new else []

@@ -255,7 +255,7 @@ def _for_foreign(trained: Trained, sources: Sequence[Config]) -> tuple[list[Conf
         for name, value in of_images.items()
         if name not in taken and word(data.get(name)) != word(value)
     ]
-    return [{"data": taken}, *sources], trained._replace(notes=(*trained.notes, *notes))
+    return [*sources, {"data": taken}], trained._replace(notes=(*trained.notes, *notes))
 
 
 def _without(config: Config, *names: str) -> Config:

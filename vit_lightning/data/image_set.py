@@ -177,7 +177,7 @@ class ImageSet(SplitData):
 
     def test_view(self) -> dict[str, Any]:
         by_the_cpu = self.interpolation.replace("device", "fast")
-        other = {} if by_the_cpu == "bicubic" else {"interpolation": by_the_cpu}
+        other: dict[str, Any] = {} if by_the_cpu == "bicubic" else {"interpolation": by_the_cpu}
         other |= {} if self.resize is None else {"resize": self.resize}
         return {**super().test_view(), **other}
 

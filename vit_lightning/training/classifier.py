@@ -107,8 +107,8 @@ class ViTClassifier(ConfiguredOptimizer):
     ) -> None:
         super().__init__()
         classes = getattr(network, "num_classes", None) if num_classes is None else num_classes
-        if not isinstance(classes, int) or classes < 2:
-            raise UserError(f"num_classes={classes} must be at least 2 to classify")
+        if not isinstance(classes, int) or classes < 1:
+            raise UserError(f"num_classes={classes} must be at least 1 to classify")
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()

@@ -12,8 +12,8 @@ from vit_lightning.sizes import covers, pair
 KERNELS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Interpolation by its number in Pillow and in ``preprocessor_config.json``."""
 INTERPOLATIONS = (*KERNELS.values(), *(f"fast_{kernel}" for kernel in KERNELS.values()))
-OUR_FACTS = ("class_names", "image_size", "in_channels", "centre_share", "mean", "std")
-OUR_FACTS += ("interpolation", "resize", "multi_label")
+_SIZES, _PIXELS = ("image_size", "in_channels", "centre_share", "resize"), ("mean", "std", "interpolation")
+OUR_FACTS = (*_SIZES, *_PIXELS, "class_names", "multi_label")
 """Names of facts, those of ``ImageFiles``."""
 _IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -108,7 +108,7 @@ def with_args(args: Mapping[str, Any], cfg: Mapping[str, Any]) -> dict[str, Any]
     size, channels = args.get("input_size"), args.get("in_chans") or 3
     size = size or (args.get("img_size") and [channels, *pair(args["img_size"])])
     given = {name: args.get(name) for name in ("mean", "std", "crop_pct", "crop_mode", "interpolation")}
-    given |= {name: list(given[name]) * channels for name in ("mean", "std") if len(given[name] or ()) == 1}
+    given |= {name: [*(given[name] or ())] * channels for name in ("mean", "std") if len(given[name] or ()) == 1}
     given |= {"input_size": size} if isinstance(size, list | tuple) else {}
     found = {**cfg, **{name: value for name, value in given.items() if value}}
     pool = {"global_pool": args["gp"]} if args.get("gp") else {}

@@ -37,7 +37,7 @@ def cfg_of_timm(architecture: str) -> dict[str, Any]:
         from timm.models import get_pretrained_cfg, is_model
     except ImportError:
         return {}
-    found = get_pretrained_cfg(architecture) if is_model(architecture) else None
+    found: Any = get_pretrained_cfg(architecture) if is_model(architecture) else None
     return {} if found is None else dict(found.to_dict())
 
 

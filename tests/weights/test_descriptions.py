@@ -1,0 +1,267 @@
+"""Weights with what their writers keep beside them give the writers' own probabilities, on images of any shape."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vit_lightning import UserError, load
+from vit_lightning.cli import main
+from vit_lightning.weights.files import read_weights
+
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+
+SIZE = {"height": 32, "width": 32}
+SMALL = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2}
+
+
+def blurred(height, width):
+    """Noise of a few pixels' size, so that a shift or another kernel is seen."""
+    noise = np.random.default_rng(height).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height))
+
+
+IMAGES = [blurred(height, width) for height, width in ((40, 64), (64, 40), (20, 17), (37, 101), (32, 32))]
+
+
+def sharpened(network):
+    """Larger weights, so that images differ in their classes."""
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(6)
+    return network.eval()
+
+
+def hf_network(**config):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    made = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, **{"num_labels": 4, **config})
+    return sharpened(transformers.ViTForImageClassification(made))
+
+
+def timm_network(**arguments):
+    torch.manual_seed(0)
+    return sharpened(timm.create_model("vit_tiny_patch16_224", **SMALL, **{"num_classes": 4, **arguments}))
+
+
+def probabilities(place, **facts):
+    found = load(place, **facts).predict(IMAGES, top_k=4)
+    order = [sorted(zip(one.classes, one.probabilities, strict=True)) for one in found]
+    return torch.tensor([[value for _, value in row] for row in order])
+
+
+def check(place, logits, *, sigmoid=False):
+    expected = logits.sigmoid() if sigmoid else logits.softmax(dim=1)
+    assert (probabilities(place) - expected).abs().max() < 1e-4
+
+
+def by_transformers(network, processor, folder):
+    network.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    with torch.no_grad():
+        return network(torch.cat([processor(i, return_tensors="pt")["pixel_values"] for i in IMAGES])).logits
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("ViT", {"size": SIZE}),
+        ("ViT", {"size": SIZE, "resample": 3, "rescale_factor": 1 / 127.5}),
+        ("ViT", {"size": SIZE, "resample": 0, "do_rescale": False, "do_normalize": False}),
+        ("ViT", {"size": SIZE, "resample": 1, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}),
+        ("Bit", {"size": {"shortest_edge": 37}, "crop_size": SIZE}),
+        ("Bit", {"size": {"shortest_edge": 32}, "crop_size": SIZE, "rescale_factor": 1 / 127.5}),
+        ("DeiT", {"size": {"height": 36, "width": 40}, "crop_size": SIZE}),
+    ],
+    ids=str,
+)
+def test_an_image_processor_of_transformers_prepares_the_images(kind, fields, tmp_path):
+    processor = getattr(transformers, f"{kind}ImageProcessor")(**fields)
+    check(tmp_path, by_transformers(hf_network(), processor, tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "config", [{"problem_type": "multi_label_classification"}, {"num_labels": 1}, {"problem_type": None}], ids=str
+)
+def test_several_labels_and_one_logit_have_a_sigmoid(config, tmp_path):
+    processor = transformers.ViTImageProcessor(size=SIZE)
+    logits = by_transformers(hf_network(**config), processor, tmp_path)
+    check(tmp_path, logits, sigmoid=config != {"problem_type": None})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"crop_pct": 0.9},
+        {"crop_mode": "squash", "crop_pct": 0.8, "interpolation": "bilinear"},
+        {"interpolation": "lanczos", "crop_pct": 1.0, "mean": (0.5, 0.4, 0.3)},
+        {"interpolation": "nearest"},
+    ],
+    ids=str,
+)
+def test_a_config_of_timm_prepares_the_images(fields, tmp_path):
+    network = timm_network()
+    network.pretrained_cfg.update(input_size=(3, 32, 32), num_classes=4, **fields)
+    timm.models.save_for_hf(network, tmp_path, model_args=SMALL)
+    prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(network))
+    with torch.no_grad():
+        check(tmp_path, network(torch.stack([prepare(image) for image in IMAGES])))
+
+
+def train_py(folder, model=None, **args):
+    """A checkpoint of timm's train.py, and the logits of what wrote it."""
+    network = timm_network(**(model or {}))
+    given = {"model": "vit_tiny_patch16_224", "gp": None, "in_chans": None, "img_size": None, "crop_mode": None}
+    given |= {"input_size": (3, 32, 32), "crop_pct": None, "mean": None, "std": None, "interpolation": "", "lr": 0.1}
+    given |= {"model_kwargs": SMALL, **args}
+    contents = {"epoch": 3, "state_dict": network.state_dict(), "args": Namespace(**given), "optimizer": {"state": {}}}
+    torch.save(contents, folder / "model_best.pth.tar")
+    prepare = timm.data.create_transform(**timm.data.resolve_data_config(given, model=network))
+    with torch.no_grad():
+        return network(torch.stack([prepare(image) for image in IMAGES]))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        ({}, {"crop_pct": 0.7, "mean": (0.3, 0.4, 0.5), "std": (0.2, 0.2, 0.3)}),
+        ({}, {"crop_mode": "squash", "mean": (0.4,), "interpolation": "bilinear"}),
+        ({"global_pool": "avg"}, {"gp": "avg"}),
+        ({"class_token": False, "global_pool": "avg"}, {"model_kwargs": {**SMALL, "class_token": False}, "gp": "avg"}),
+        ({"num_classes": 1}, {"num_classes": 1}),
+    ],
+    ids=str,
+)
+def test_the_args_of_a_checkpoint_of_timm_prepare_the_images(model, args, tmp_path):
+    logits = train_py(tmp_path, model, **args)
+    check(tmp_path / "model_best.pth.tar", logits, sigmoid="num_classes" in args)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("file", "fields", "message"),
+    [
+        ("preprocessor_config", {"do_resize": False}, r"do_resize=False of .* \(only True\): config=\{'resize'"),
+        ("preprocessor_config", {"do_pad": True}, r"do_pad=True of preprocessor_config.json is not read \(only False"),
+        ("preprocessor_config", {"resample": 5}, "interpolation=fast_5 .*only nearest, lanczos, bilinear, bicubic"),
+        ("preprocessor_config", {"sharpen": 2}, "sharpen=2 of .* is not read: take it out"),
+        ("preprocessor_config", {"size": {"shortest_edge": 32}}, "only one size for all images"),
+        ("preprocessor_config", {"image_processor_type": "SamImageProcessor"}, "only ViTImageProcessor, DeiT"),
+        ("config", {"problem_type": "regression"}, "problem_type=regression of config.json is not read"),
+        ("config", {"window": 3}, "config.window=3: hf has no such option"),
+    ],
+    ids=str,
+)
+def test_what_is_not_read_is_refused(file, fields, message, tmp_path):
+    by_transformers(hf_network(), transformers.ViTImageProcessor(size=SIZE), tmp_path)
+    path = tmp_path / f"{file}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+def test_what_timm_prepares_otherwise_is_refused(tmp_path):
+    train_py(tmp_path, crop_mode="border")
+    with pytest.raises(UserError, match=r"crop_mode=border .*: config=\{'resize'"):
+        load(tmp_path / "model_best.pth.tar")
+    train_py(tmp_path, model_kwargs={**SMALL, "new": 1})
+    with pytest.raises(UserError, match=r"config.new=1: timm has no such option"):
+        load(tmp_path / "model_best.pth.tar")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_given_goes_before_what_is_not_read(tmp_path):
+    train_py(tmp_path, crop_mode="border")
+    by_squash = load(tmp_path / "model_best.pth.tar", config={"resize": [32, 32]}).predict(IMAGES)
+    train_py(tmp_path, crop_mode="squash", crop_pct=1.0)
+    assert load(tmp_path / "model_best.pth.tar").predict(IMAGES) == by_squash
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("form", ["hf", "safetensors"])
+def test_an_export_prepares_images_as_its_source(form, tmp_path):
+    processor = transformers.ViTImageProcessor(size=SIZE, resample=3, rescale_factor=1 / 127.5)
+    source = hf_network(problem_type="multi_label_classification")
+    logits = by_transformers(source, processor, tmp_path / "source")
+    assert main(["export", f"--ckpt={tmp_path}/source", f"--out={tmp_path}/out", f"--to={form}"]) == 0
+    check(tmp_path / "out", logits, sigmoid=True)
+    if form == "hf":
+        again = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+        network = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+        logits_again = by_transformers(network, again, tmp_path / "again")
+        assert (logits_again - logits).abs().max() < 1e-3
+        assert network.config.problem_type == "multi_label_classification"
+
+
+WRAPPERS = ["net.", "vit.", "encoder.", "student.", "_model.", "base_model.", "_forward_module.", "model.net."]
+NEIGHBOURS = ["module._orig_mod.", "x.y.z.", "model.vit.encoder.", "backbone."]
+
+
+@pytest.mark.parametrize("prefix", [*WRAPPERS, *NEIGHBOURS])
+def test_a_prefix_is_any_whose_rest_is_a_family(prefix, tmp_path):
+    weights = timm_network().state_dict()
+    beside = {"criterion.weight": torch.ones(4), "val_acc.correct": torch.tensor(3), "queue": torch.ones(2)}
+    torch.save({"state_dict": {**{prefix + n: v for n, v in weights.items()}, **beside}}, tmp_path / "a.ckpt")
+    found = read_weights(tmp_path / "a.ckpt")
+    assert found.tensors.keys() == weights.keys()
+    assert all(torch.equal(found.tensors[name], weights[name]) for name in weights)
+    assert len(found.notes) == 1
+    assert all(name in found.notes[0] for name in beside)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("model_state_dict",), ("net",), ("weights",), ("checkpoint", "model", "state_dict"), ("ema_model",)],
+    ids=str,
+)
+def test_each_mapping_of_tensors_is_tried(keys, tmp_path):
+    weights = timm_network().state_dict()
+    contents = weights
+    for key in reversed(keys):
+        contents = {key: contents, "epoch": 3, "optimizer": {"state": {0: {"exp_avg": torch.ones(2)}}}}
+    torch.save(contents, tmp_path / "a.pth")
+    assert read_weights(tmp_path / "a.pth").tensors.keys() == weights.keys()
+    other = {name: value + 1 for name, value in weights.items()}
+    torch.save({**contents, "student": other}, tmp_path / "b.pth")
+    found = read_weights(tmp_path / "b.pth")
+    assert torch.equal(found.tensors["cls_token"], weights["cls_token"])
+    assert found.notes == (f"the weights are those under {'.'.join(keys)}, not those under student",)
+
+
+def test_a_head_beside_a_backbone_is_its_head(tmp_path):
+    weights = timm_network().state_dict()
+    named = {n if n.startswith("head.") else f"backbone.{n}": value for n, value in weights.items()}
+    torch.save({"state_dict": named}, tmp_path / "a.ckpt")
+    assert read_weights(tmp_path / "a.ckpt").tensors.keys() == weights.keys()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = dict(enumerate("abcd"))
+    network = hf_network(id2label=names)
+    logits = by_transformers(network, transformers.ViTImageProcessor(size=SIZE), tmp_path / "source")
+    labels = [0, 1, 2, 3, int(logits[4].argmax())]
+    for split in ("train", "val", "test"):
+        for name in names.values():
+            (tmp_path / f"data/{split}/{name}").mkdir(parents=True)
+        for number, label in enumerate(labels):
+            IMAGES[number].save(tmp_path / f"data/{split}/{names[label]}/{number}.png")
+    config = "model: {preset: Ti/4}\ndata: {class_path: ImageFolder, root: data, num_workers: 0, in_memory: false}\n"
+    (tmp_path / "exp.yaml").write_text(config)
+    assert main(["test", "--ckpt=source", "--config=exp.yaml", "--out=result"]) == 0
+    assert "data.resize=[32, 32]" in capsys.readouterr().out
+    accuracy = (logits.argmax(dim=1) == torch.tensor(labels)).float().mean()
+    assert json.loads((tmp_path / "result/results.json").read_text())["test/acc"] == pytest.approx(float(accuracy))
+    assert main(["test", "--ckpt=source"]) == 2
+    assert "give --config with data (lightning predict" in capsys.readouterr().err
