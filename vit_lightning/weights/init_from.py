@@ -154,19 +154,19 @@ class InitialWeights:
         if ours and theirs and ours != theirs:
             whose = f"most weights of {self.usual}" if self.usual else "the source"
             notes += (f"images are normalised with {ours}, those of {whose} {theirs}",)
-        why, theirs, match = "new head (reset_head)" * reset_head, view.get("class_names"), None
+        why, known, match = "new head (reset_head)" * reset_head, view.get("class_names"), None
         if class_names is not None and not reset_head:
-            count = len(theirs or class_names)
+            count = len(known or class_names)
             try:
-                match = match_classes(theirs, class_names, whose="the source", ours="the data", classes=count)
+                match = match_classes(known, class_names, whose="the source", ours="the data", classes=count)
             except UserError:
                 why = "new head: other classes"
-        rows = None if match is None or match.labels == [*range(len(theirs or match.labels))] else match.labels
+        rows = None if match is None or match.labels == [*range(len(known or match.labels))] else match.labels
         try:
             adapted = adapt(network, given, interpolation=interpolation, reset_head=why, rows=rows)
         except UserError as error:
             by_itself = _differences(network, self._by_itself(network, given))
-            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in by_itself if name != "scale"]
+            options = [f"{name} {known}, not {ours}" for name, ours, known in by_itself if name != "scale"]
             problems = [*options, *error.problems]
             more = f" (and {len(problems) - 6} more differences)" if len(problems) > 6 else ""
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
