@@ -25,11 +25,11 @@ from vit_lightning.figures.inside import maps_figure, model_figures
 from vit_lightning.figures.inside_page import inside_page
 from vit_lightning.inspect.survey import Survey, survey
 from vit_lightning.limits import at_least, refuse
-from vit_lightning.models.heads import probabilities
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.storage.metrics import read_results
+from vit_lightning.training.classifier import probabilities
 from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.sources import Source
 

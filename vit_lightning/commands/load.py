@@ -26,9 +26,9 @@ from vit_lightning.errors import UserError
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.watch import grid_of
 from vit_lightning.limits import at_least, refuse
-from vit_lightning.models.heads import probabilities
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
+from vit_lightning.training.classifier import probabilities
 from vit_lightning.training.probes import features
 from vit_lightning.weights.sources import Source, open_source
 from vit_lightning.weights.trust import HINT, HINT_IN_PYTHON

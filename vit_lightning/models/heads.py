@@ -222,9 +222,3 @@ def find_head(network: nn.Module) -> dict[str, nn.Module]:
     if not heads:
         raise UserError(f"{type(network).__name__} has no linear layer, so that its head is unknown")
     return heads
-
-
-def probabilities(logits: Tensor, *, multi_label: bool = False) -> Tensor:
-    """Returns the probability of each class from logits (b, classes); one logit, or several labels, have a sigmoid."""
-    logits = logits.float()
-    return logits.sigmoid() if multi_label or logits.shape[-1] == 1 else logits.softmax(dim=-1)

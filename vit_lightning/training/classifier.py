@@ -18,7 +18,6 @@ from torchmetrics import Metric
 import vit_lightning
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
-from vit_lightning.models.heads import probabilities
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
@@ -276,6 +275,12 @@ class ViTClassifier(ConfiguredOptimizer):
         if is_attached(self) and self.trainer.global_rank > 0:
             for name in _train_counts(checkpoint):
                 state[name].zero_()
+
+
+def probabilities(logits: Tensor, *, multi_label: bool = False) -> Tensor:
+    """Returns the probability of each class from logits (b, classes); one logit, or several labels, have a sigmoid."""
+    logits = logits.float()
+    return logits.sigmoid() if multi_label or logits.shape[-1] == 1 else logits.softmax(dim=-1)
 
 
 def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, Tensor]:

@@ -1,5 +1,4 @@
-"""What lies beside weights about their images and classes: each field becomes a fact, is known to say nothing, or is
-refused."""
+"""Fields of what lies beside weights about images and classes: each becomes a fact, says nothing, or is refused."""
 
 from __future__ import annotations
 
