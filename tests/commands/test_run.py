@@ -434,3 +434,10 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_starts_again(in_fold
     assert [row["step"] for row in read_metrics(Path("run")) if "train/loss_step" in row] == [4, 9, 14]
     assert numbers(fit(read_run(Path("run")))) == numbers(reference)
     assert logged_rows(Path("reference")) == logged_rows(Path("run"))
+
+
+def test_a_short_run_without_validation_has_rows_and_says_that_the_last_weights_are_tested(in_folder, capsys):
+    flags = ("--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=null", "--data.batch_size=400")
+    assert fit(resolve([*SMALL, *flags, "--out=out"]))["steps"] == 4
+    assert "nothing was validated: the weights of the last step are tested" in capsys.readouterr().out
+    assert [row["step"] for row in logged_rows(Path("out")) if "lr" in row] == [0, 1, 2, 3]

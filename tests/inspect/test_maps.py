@@ -28,6 +28,8 @@ from vit_lightning import (
     accelerate,
 )
 from vit_lightning.figures.inside import model_figures, relevance_words, views
+from vit_lightning.inspect import survey as survey_module
+from vit_lightning.inspect import watch as watch_module
 from vit_lightning.inspect.maps import attention, attention_distance, relevance, rollout
 from vit_lightning.inspect.survey import survey
 from vit_lightning.inspect.watch import Grid, readout, watch
@@ -358,3 +360,18 @@ def test_the_caption_of_relevance_says_how_much_it_differs():
         one = replace(found, relevance=torch.tensor(values).repeat(2, 3))
         assert relevance_words(one, 0) == text
         assert np.asarray(views(one, 0)["relevance"]).any() == ("constant" not in text)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_a_glance_has_a_few_rows_of_an_image_at_once(pool, monkeypatch):
+    network = ViT(image_size=8, patch_size=2, in_channels=1, num_classes=3, emb_size=8, depth=2, num_heads=2, pool=pool)
+    images, share = torch.rand(3, 1, 8, 8), readout(network)
+    expected = torch.einsum("q,blqk->blk", share, attention(network, images).mean(dim=2))[..., network.prefix_tokens :]
+    made, weights = [], watch_module.attention_weights
+    monkeypatch.setattr(survey_module, "ROWS", 5)
+    monkeypatch.setattr(
+        watch_module, "attention_weights", lambda *given, **options: made.append(weights(*given, **options)) or made[-1]
+    )
+    assert torch.allclose(survey_module.glance(network, images)[0], expected, atol=1e-6)
+    assert {each.shape[:2] for each in made} == {(1, 2)}
+    assert max(each.shape[2] for each in made) == (1 if pool == "cls" else 5)

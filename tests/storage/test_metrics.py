@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics
+from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics, read_results, write_results
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged(tmp_path):
@@ -47,3 +47,15 @@ def test_a_float32_keeps_its_own_digits():
 def test_rows_are_read_from_a_text_or_a_path(tmp_path, place):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "x": 1}\n')
     assert read_metrics(place(tmp_path)) == [{"step": 0, "x": 1}]
+
+
+@pytest.mark.parametrize("value", ["0.9", ["1"], {"a": 1}, None, True])
+def test_results_of_another_type_are_left_out(value, tmp_path):
+    write_results(tmp_path, {"test/acc": value, "steps": 3, "val/loss": "nan"})
+    assert read_results(tmp_path) == {"steps": 3, "val/loss": "nan"}
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '"finished"', "7", "{"])
+def test_a_file_of_results_of_another_type_is_none(text, tmp_path):
+    (tmp_path / "results.json").write_text(text)
+    assert read_results(tmp_path) is None

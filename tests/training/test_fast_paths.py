@@ -11,6 +11,7 @@ from throughput import left_out_flops
 from torch import nn
 
 from vit_lightning import UserError, ViT, accelerate
+from vit_lightning.commands.summary import training_bytes
 from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, RotaryAttention
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import ClassificationHead
@@ -18,7 +19,7 @@ from vit_lightning.models.layers import LayerNorm, ResidualAdd
 from vit_lightning.training import fast_paths
 from vit_lightning.training.fast_paths import FastAttention, FastLinear, FastPatches, FastViT
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
-from vit_lightning.training.resources import forward_flops
+from vit_lightning.training.resources import forward_flops, peak_memory
 
 SIZES = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -381,3 +382,28 @@ def test_second_derivatives_are_refused_and_torch_s_transforms_take_its_own_oper
 def test_a_batch_without_images_has_gradients():
     for bfloat16 in (False, True):
         assert results(accelerated(small()), images(0), bfloat16=bfloat16)["logits"].shape == (0, 3)
+
+
+@pytest.mark.parametrize(("tokens", "is_kept"), [(1_100, True), (1_101, False), (3_137, False)])
+@pytest.mark.parametrize("processor", ["cpu", "cpu with amx"])
+def test_of_many_tokens_no_attention_is_kept(tokens, is_kept, processor, monkeypatch):
+    monkeypatch.setattr(fast_paths, "processor", lambda device: processor)
+    assert (fast_paths.choose_attention("cpu", torch.bfloat16, tokens, 64) is not None) == is_kept
+    heads = [torch.zeros(1, 1, tokens, 2, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.numel()) or one, lambda one: one):
+        FastAttention(0.125)(*heads)
+    assert (max(kept) >= tokens**2) == is_kept
+
+
+def test_a_step_takes_the_memory_that_is_counted():
+    """Weights of attention by their bytes; the rest but for what single operations need."""
+    network = ViT(image_size=32, patch_size=4, in_channels=1, num_classes=10, emb_size=32, depth=2, num_heads=4)
+    given = network, (1, 32, 32), 16, "cpu"
+    plain, fast = (training_bytes(*given, "bf16-mixed", fast=fast) for fast in (False, True))
+    assert fast - plain == 2 * 16 * 4 * 65**2 * 2
+    single = training_bytes(*given, "32-true", fast=False)
+    network.train()
+    states = 16 * sum(weight.numel() for weight in network.parameters())
+    peak = peak_memory(lambda: network(torch.rand(16, 1, 32, 32)).sum().backward(), torch.device("cpu"))
+    assert 0.7 * peak < single - states < 1.3 * peak

@@ -204,6 +204,8 @@ class Start(Callback):
         self._has_trained = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.experiment.trainer["log_every_n_steps"] is None and (total := _steps(trainer)[1]):
+            trainer.log_every_n_steps = min(50, math.ceil(total / 20))  # type: ignore[attr-defined]
         if trainer.is_global_zero:
             data = self.experiment.data
             height, width = data.image_size

@@ -21,6 +21,7 @@ from vit_lightning.config.experiment import make_data
 from vit_lightning.config.own_files import also_search
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
@@ -35,6 +36,7 @@ Columns = dict[str, np.ndarray[Any, Any]]
 def embed(
     *images: Path,
     ckpt: Checkpoint,
+    split: Split = "test",
     out: Path | None = None,
     format: Literal["npz", "parquet", "csv"] | None = None,
     blocks: Sequence[int] = (),
@@ -49,6 +51,7 @@ def embed(
 
     Args:
         *images: image files and folders; by default the test images of the run that trained the model.
+        split: images of the run that are taken without any: train (without augmentation), val or test.
         out: new file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
         format: npz, parquet or csv; by default what the name of out says.
         blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is
@@ -70,6 +73,8 @@ def embed(
         problems.append("format=parquet needs pyarrow: pip install 'vit-lightning[datasets]'")
     if image_size is not None and not images:
         problems.append(f"image_size={image_size} is for images that are given")
+    if split != "test" and images:
+        problems.append(f"split={split} is for the run's own images")
     refuse(problems)
     quiet()
     files = find_images(images, left_out := Counter())
@@ -77,12 +82,14 @@ def embed(
     model = Model(source)
     model.network.to(device_named(device))
     data = (
-        model.data(files, batch_size=batch_size, num_workers=num_workers) if files else test_images(source, trust=trust)
+        model.data(files, batch_size=batch_size, num_workers=num_workers)
+        if files
+        else run_images(source, split, trust=trust)
     )
     if note := in_words(left_out) or data.notice:
         say(note)
-    columns = _columns(model, data, blocks)
-    problems = sorted(data.bad_images["test"])
+    columns = _columns(model, data, blocks, split)
+    problems = sorted(data.bad_images[split])
     if len(columns["image"]):
         with _folder(out, source) as folder:
             path = out or folder / f"embeddings{suffix}"
@@ -109,10 +116,10 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def test_images(source: Source, *, trust: bool) -> ImageData:
-    """Returns the data of the run that trained a model; with ``trust`` of any class, also of the run's own files."""
+def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
+    """Returns the data of the run that trained a model, with a split; ``trust`` allows any class and its own files."""
     if source.config is None:
-        raise UserError(f"ckpt={source.place} is of no run with test images: name images or folders")
+        raise UserError(f"ckpt={source.place} is of no run with images: name images or folders")
     if not trust:
         refuse_untrusted({"data": source.config["data"]})
         refuse_downloads(source.config["data"])
@@ -121,21 +128,26 @@ def test_images(source: Source, *, trust: bool) -> ImageData:
     data = make_data(source.config)
     try:
         data.check()
-        data.setup("test")
+        data.setup("test" if split == "test" else "fit")
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
     say(row("warning", data.take_classes(source.class_names, f"the model of ckpt={source.place}")))
     return data
 
 
-def _columns(model: Model, data: ImageData, blocks: Sequence[int]) -> Columns:
-    """Returns the table: image, for test images label, features, and a column for each block."""
-    dataset: Any = data.dataset("test")
+def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split) -> Columns:
+    """Returns the table: image, for images of a run label, features, and a column for each block."""
+    if split != "test" and not data.own_loaders:
+        raise UserError(f"split={split} needs data with our own loaders (ImageData)")
+    dataset: Any = data.dataset(split)
+    chosen = data.train_subset if split == "train" else None
+    indices = torch.arange(data.image_count(split)) if chosen is None else chosen
+    batches = data.predict_dataloader() if split == "test" else data.plain_batches(split, indices)
     names: list[str] = []
     labels: list[int] = []
     parts: list[list[torch.Tensor]] = []
-    with tqdm(total=data.image_count("test"), desc="features", unit=" images", disable=None, leave=False) as bar:
-        for batch in data.predict_dataloader():
+    with tqdm(total=len(indices), desc="features", unit=" images", disable=None, leave=False) as bar:
+        for batch in batches:
             pooled, *tokens = model.features(model.to_input(batch, data), blocks)
             good = batch.labels != DAMAGED
             first = model.prefix_tokens

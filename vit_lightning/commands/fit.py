@@ -30,7 +30,7 @@ from vit_lightning.commands.module import (
 )
 from vit_lightning.commands.resume import Resumed, find_run, parent_of
 from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
-from vit_lightning.commands.summary import table_or_note
+from vit_lightning.commands.summary import in_bytes, table_or_note, training_bytes
 from vit_lightning.commands.sweep import write_sweep
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files
@@ -54,9 +54,11 @@ from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
 from vit_lightning.training.monitor import Monitor
-from vit_lightning.training.resources import forward_flops, keep_freed_memory, peak_memory_mb
+from vit_lightning.training.resources import forward_flops, free_memory, keep_freed_memory, peak_memory_mb
 
 SKIPPED = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
+MANY_FLOPS = 1e11
+"""FLOPs of a batch's forward pass from which its memory is counted, which takes a second: about a GB."""
 FEW_IMAGES = 100
 """Validation images below which checkpoints that tie are named."""
 
@@ -195,9 +197,11 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             write_diff(folder / DIFF)
         say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
         say(start_lines(experiment, trainer, run.facts))
+        say(_memory_note(run))
         if experiment.trainer["enable_model_summary"]:
             say(table_or_note(network_of(module), (data.in_channels, *data.image_size), data.batch_size))
         compile_chosen(module, experiment, trainer)
+        had_best = False
         if checkpoint.get("finished"):
             say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
             with foreign(path or folder):
@@ -212,6 +216,8 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)
+        if experiment.test and not had_best and not (folder / BEST).is_file():
+            say(row("note", "nothing was validated: the weights of the last step are tested"))
         with foreign(folder):
             results = training_results(experiment, run.facts, folder, checkpoint)
         if experiment.test:
@@ -236,6 +242,20 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
     say(run.mirror.hint())
     return results
+
+
+def _memory_note(run: Run) -> str:
+    """Says that a batch will not fit into the memory that is free, as it is counted; else nothing."""
+    data, trainer, flops = run.experiment.data, run.trainer, run.facts["flops"] or 0
+    device = trainer.strategy.root_device
+    if run.experiment.compile or flops * data.batch_size < MANY_FLOPS:
+        return ""
+    is_fast, shape = run.experiment.config["fast_paths"] == "auto", (data.in_channels, *data.image_size)
+    given = network_of(run.module), shape, data.batch_size, device.type, str(trainer.precision)
+    ranks = trainer.num_devices if device.type == "cpu" else 1
+    taken, free = ranks * training_bytes(*given, fast=is_fast), free_memory(device)
+    text = f"a step takes at least {in_bytes(taken)} of memory, and {in_bytes(int(min(free, taken)))} are free"
+    return row("note", f"{text} (give a smaller data.batch_size)") if taken > free else ""
 
 
 def _ties(experiment: Experiment, folder: Path) -> str:

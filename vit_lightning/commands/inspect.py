@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from vit_lightning.commands.console import quiet, row, say
-from vit_lightning.commands.embed import device_named, test_images
+from vit_lightning.commands.embed import device_named, run_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
 from vit_lightning.config.files import differing_options, options_of
 from vit_lightning.data.image_files import find_images
@@ -108,7 +108,7 @@ def inspect(
 
 def _some_test_images(source: Source, count: int, *, trust: bool) -> tuple[Tensor, list[str]]:
     """Returns test images of a run, evenly spaced, (b, c, H, W) in uint8, and their names with their classes."""
-    data = test_images(source, trust=trust)
+    data = run_images(source, "test", trust=trust)
     if not data.own_loaders:
         raise UserError(f"ckpt={source.place}: {data.title} has no image files: name images or folders")
     size = data.image_count("test")

@@ -31,10 +31,15 @@ from vit_lightning.config.networks import empty_network
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.inspect.architecture import architecture
 from vit_lightning.limits import at_least, refuse
+from vit_lightning.models.attention import DotProductAttention
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.storage.folder import write_whole
+from vit_lightning.training.fast_paths import choose_attention
+from vit_lightning.training.resources import AUTO, auto_precision, device_type
 
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""Types of products, by precision of training; float32 of others."""
 IMAGES = 2
 """Images in the measured batch: BatchNorm refuses one."""
 
@@ -92,6 +97,17 @@ def summary(
         network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
         shape, batch_size = (data.in_channels, *data.image_size), data.batch_size
     say(table(network, shape, batch_size, levels))
+    if experiment is not None:
+        accelerator, precision = experiment.trainer["accelerator"], str(experiment.trainer["precision"])
+        precision = auto_precision(accelerator) if precision == AUTO else precision
+        is_fast = experiment.config["fast_paths"] == "auto"
+        taken = training_bytes(network, shape, batch_size, device_type(accelerator), precision, fast=is_fast)
+        say(
+            row(
+                "memory",
+                f"at least {in_bytes(taken)} for a step in {precision}, with optimizer and fast paths",
+            )
+        )
     if figure is not None:
         shapes, _ = _shapes_and_kept(copy.deepcopy(network).to("meta"), shape)
         try:
@@ -129,10 +145,10 @@ def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, leve
         [
             *("  ".join(map(format, row, aligned)).rstrip() for row in rows),
             "",
-            f"{counted(whole.parameters, 'parameter')} ({_bytes(4 * whole.parameters)} in float32){frozen}",
+            f"{counted(whole.parameters, 'parameter')} ({in_bytes(4 * whole.parameters)} in float32){frozen}",
             f"{products} for an image {'x'.join(map(str, shape))}: matrix products, convolutions, attention",
-            f"{_bytes(whole.kept)} for each image are kept for the backward pass (float32, fused attention), "
-            f"{_bytes(batch_size * whole.kept)} for a batch of {batch_size}",
+            f"{in_bytes(whole.kept)} for each image are kept for the backward pass (float32, fused attention), "
+            f"{in_bytes(batch_size * whole.kept)} for a batch of {batch_size}",
         ]
     )
 
@@ -147,7 +163,7 @@ def table_or_note(network: nn.Module, shape: tuple[int, int, int], batch_size: i
 
 def _rows(layer: Layer, level: int, levels: int | None) -> Iterator[tuple[str, ...]]:
     """Yields the row of a layer and those of the layers inside it; a run of layers that are alike has one."""
-    numbers = f"{layer.parameters:,}", _short(layer.multiply_adds), _bytes(layer.kept)
+    numbers = f"{layer.parameters:,}", _short(layer.multiply_adds), in_bytes(layer.kept)
     yield "  " * level + layer.name, layer.kind, "x".join(map(str, layer.shape)), *numbers
     if level == levels:
         return
@@ -164,7 +180,7 @@ def _short(number: int) -> str:
     return str(number)
 
 
-def _bytes(number: int) -> str:
+def in_bytes(number: int) -> str:
     return f"{_short(number)}B" if number >= 1000 else f"{number} B"
 
 
@@ -190,9 +206,10 @@ def measure(network: nn.Module, shape: tuple[int, int, int]) -> Layer:
 
 
 def _shapes_and_kept(
-    network: nn.Module, shape: tuple[int, int, int]
+    network: nn.Module, shape: tuple[int, int, int], precision: str = "32-true"
 ) -> tuple[dict[str, tuple[int, ...]], Counter[str]]:
     """Returns the shape of each module's output, and the bytes that each keeps for the backward pass of ``IMAGES``."""
+    dtype = AUTOCAST.get(precision)
     shapes, kept, held = dict[str, tuple[int, ...]](), Counter[str](), list[Tensor]()
 
     def note_shape(name: str, module: nn.Module, inputs: Any, out: Any) -> None:
@@ -212,9 +229,44 @@ def _shapes_and_kept(
                 kept.update(dict.fromkeys(running.parents, storage.nbytes()))
             return tensor
 
-        with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        mixed = torch.autocast("cpu", dtype, enabled=dtype is not None)
+        with mixed, torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor):
             network(torch.empty(IMAGES, *shape, device="cpu"))
     return shapes, kept
+
+
+def training_bytes(
+    network: nn.Module, shape: tuple[int, int, int], images: int, device: str, precision: str, *, fast: bool
+) -> int:
+    """Returns the bytes that training takes beside a single operation's: 0 for a network that cannot be measured.
+
+    They are weights, gradients, two moments, what layers keep of a batch, and the attention that fast paths keep.
+
+    Args:
+        network: the network; it is not changed.
+        shape: shape of an image, (c, H, W).
+        images: images of a batch.
+        device: type of the device.
+        precision: precision of training, as Lightning has it.
+        fast: whether layers take their fast paths.
+    """
+    dtype, attention = AUTOCAST.get(precision, torch.float32), list[int]()
+
+    def count(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        (b, h, n, d), keys = given[0].shape, given[1].shape[2]
+        products = choose_attention(device, dtype, keys, d)
+        attention.append(0 if products is None else b * h * n * keys * products.itemsize)
+
+    copied = copy.deepcopy(network)
+    for module in copied.modules():
+        if isinstance(module, DotProductAttention) and fast and device == "cpu":
+            module.register_forward_pre_hook(count)
+    try:
+        kept = _shapes_and_kept(copied.to("meta"), shape, precision)[1][type(network).__name__]
+    except Exception:  # a network of the user may raise anything
+        return 0
+    states = sum(4 * weight.numel() * (4 if weight.requires_grad else 1) for weight in network.parameters())
+    return states + images * (kept + sum(attention)) // IMAGES
 
 
 def _shape(out: Any) -> tuple[int, ...]:

@@ -85,12 +85,14 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         compared = [("train/ce", TRAIN), ("val/loss", VAL)]
         panels = {"training loss": training, "cross entropy": compared}
     panels["accuracy"] = [("train/acc", TRAIN), ("val/acc", VAL)]
-    if _series(rows, "lr")[0]:  # not in a run of fewer steps than trainer.log_every_n_steps
-        panels["learning rate"] = [("lr", LR)]
+    panels["learning rate"] = [("lr", LR)]
+    # a module of the user's may log other names
+    panels = {label: drawn for label, drawn in panels.items() if any(_series(rows, name)[0] for name, _ in drawn)}
+    panels = panels or {"loss": training}
     figure = Figure(figsize=(3.9 * len(panels), 3.8))  # fixed margins: a layout engine takes longer than the drawing
     width = figure.get_figwidth()
     margins = {"left": 0.75 / width, "right": 1 - 0.15 / width, "bottom": 0.21, "top": 0.84, "wspace": 0.28}
-    axes = figure.subplots(1, len(panels), sharex=True, gridspec_kw=margins)
+    axes = figure.subplots(1, len(panels), sharex=True, gridspec_kw=margins, squeeze=False)[0]
     for axis, (label, drawn) in zip(axes, panels.items(), strict=True):
         for name, look in drawn:
             steps, values = _series(rows, name)
@@ -111,7 +113,7 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         axis.set(xlabel="step", ylabel=label)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
-    if objective:
+    if objective and "training loss" in panels:
         axes[0].set_title(objective, fontsize=8, wrap=True)
     key = {"training" + ", mixed images" * mixed: TRAIN, "validation": VAL}
     key = {"training, of a batch": BATCH} | key if batches else key

@@ -29,6 +29,9 @@ from vit_lightning.inspect.watch import (
 SAMPLES = 1024
 """Most tokens of all images whose layers are compared."""
 
+ROWS = 256
+"""Most rows of an image's attention that are there at once, where only what the head reads is drawn."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
@@ -125,13 +128,19 @@ def glance(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
 
     def see_attention(found: Attention) -> None:
         if found.queries.shape[2] == len(share):
-            maps.append(share @ found.weights().float().mean(dim=1))
+            maps.append(torch.stack([_read(found, share, number) for number in range(len(images))]))
 
     with watch(network, see_attention, lambda number, tokens: ranks.append(effective_rank(tokens).mean())):
         network(images)
     if not maps:
         raise without_attention(network)
     return torch.stack(maps, dim=1)[..., grid_of(network).prefix :].cpu(), torch.stack(ranks).float().cpu()
+
+
+def _read(found: Attention, share: Tensor, image: int) -> Tensor:
+    """Returns the mean attention of the heads from what the head reads, (k,): only of these rows, a few at a time."""
+    parts = torch.split(share.nonzero()[:, 0], ROWS)
+    return torch.stack([share[rows] @ found.weights(image, rows).float().mean(dim=0) for rows in parts]).sum(dim=0)
 
 
 class _Layers:

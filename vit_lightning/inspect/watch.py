@@ -43,12 +43,14 @@ class Attention(NamedTuple):
     """Divisor of the weights after the softmax."""
     mask: Tensor | None = None
 
-    def weights(self, image: int | slice = slice(None)) -> Tensor:
-        """Returns the weights (b, h, q, k) in float32 or float64, of all images or (h, q, k) of one."""
+    def weights(self, image: int | slice = slice(None), rows: Tensor | slice = slice(None)) -> Tensor:
+        """Returns weights (b, h, q, k) in float32 or float64, of all images or (h, q, k) of one, or of some queries."""
         dtype = torch.promote_types(self.queries.dtype, torch.float32)
         images = slice(image, image + 1) if isinstance(image, int) else image
         queries, keys = (heads[images].to(dtype) for heads in (self.queries, self.keys))
+        queries = queries[:, :, rows]
         mask = None if self.mask is None else self.mask.expand(len(self.queries), *self.mask.shape[-3:])[images]
+        mask = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
         if mask is None or mask.dtype is torch.bool:
             weights = attention_weights(queries, keys, scale=self.scale, mask=mask) / self.divisor
         else:

@@ -21,6 +21,9 @@ from torch import Tensor
 
 from vit_lightning.storage.folder import is_run, read_json, write_whole
 
+NOT_FINITE = ("nan", "inf", "-inf")
+"""Numbers that JSON lacks, as ``json_number`` writes them."""
+
 
 class MetricsFile(Logger):
     """Lightning logger that appends each set of metrics as one line of JSON to ``metrics.jsonl`` in the run folder.
@@ -152,9 +155,14 @@ def write_results(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def read_results(folder: Path) -> dict[str, Any] | None:
-    """Returns ``results.json`` without its checksum; None if it is missing or damaged."""
+    """Returns ``results.json`` without its checksum; None if it is missing or damaged.
+
+    The folder may be anybody's: what is neither a number nor the text of one that is not finite is left out.
+    """
     results = read_json(folder / "results.json")
-    return results if results.pop("sha256", None) == _digest(results) else None
+    if results.pop("sha256", None) != _digest(results):
+        return None
+    return {name: value for name, value in results.items() if type(value) in (int, float) or value in NOT_FINITE}
 
 
 def _digest(results: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from vit_lightning.metric_facts import METRICS, Stage
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.lightning_detours import (
     accumulates,
+    is_of_epoch,
     log_again,
     logged_steps,
     longest_wait,
@@ -421,7 +422,10 @@ class TrainingBar(ProgressBar):
         for name, (stage, facts) in names.items():
             if name in metrics and (stage == "train" or self._validated):  # else of an earlier epoch
                 value = float(metrics[name])
-                parts.append(f"{stage} {facts.label} {f'{100 * value:6.2f} %' if facts.percent else f'{value:.4f}'}")
+                of = " of the last batch" * (stage == "train" and not is_of_epoch(trainer, name))
+                parts.append(
+                    f"{stage} {facts.label}{of} {f'{100 * value:6.2f} %' if facts.percent else f'{value:.4f}'}"
+                )
         own = numbers_for_bar(trainer, self._monitor) | (self._of_validation if self._validated else {})
         parts += [f"{name} {own[name]:.4f}" for name in sorted(own) if name not in (*names, *_OF_STEPS)]
         self._measure_speed(trainer)

@@ -38,6 +38,10 @@ from vit_lightning.models.vit import ViT
 Products = tuple[tuple[float, float, torch.dtype], ...]
 """Types of attention's batched products, each up to a number of keys and a width of the heads."""
 
+MOST_KEYS = 1_100
+"""Most keys of attention as products that keep all weights for the backward pass: with more, these, (b, h, n, n) in
+each layer, take more memory than all else that a block of heads of width 64 keeps."""
+
 
 @dataclass(frozen=True)
 class Forms:
@@ -67,7 +71,7 @@ TABLE: dict[tuple[str, torch.dtype], Forms] = {
     ("cpu with amx", torch.bfloat16): Forms(
         fused_bias_from=600_000,
         fused_bias_inference_from=600_000,
-        attention=((24, math.inf, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        attention=((24, math.inf, torch.float32), (MOST_KEYS, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32),),
         patches=True,
     ),
@@ -80,7 +84,7 @@ TABLE: dict[tuple[str, torch.dtype], Forms] = {
         fused_bias_from=600_000,
         fused_bias_inference_from=0,
         summed_bias_gradient=True,
-        attention=((24, 16, torch.float32), (math.inf, math.inf, torch.bfloat16)),
+        attention=((24, 16, torch.float32), (MOST_KEYS, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32), (256, math.inf, torch.bfloat16)),  # they keep all weights at once
         patches=True,
     ),
@@ -140,7 +144,8 @@ class FastAttention(DotProductAttention):
         dropout = self.dropout if self.training else 0.0
         if mask is None and dropout == 0.0 and (out := attention(queries, keys, values, self.scale)) is not None:
             return out
-        if queries.device.type == "cpu" and queries.dtype is torch.bfloat16 and torch.is_grad_enabled():
+        is_kept = torch.is_grad_enabled() and keys.shape[2] <= MOST_KEYS
+        if queries.device.type == "cpu" and queries.dtype is torch.bfloat16 and is_kept:
             # torch's fused attention is 5-15 times slower than the plain products in the bfloat16 backward pass on CPU
             weights = F.dropout(attention_weights(queries, keys, scale=self.scale, mask=mask), dropout)
             return torch.einsum("bhqk,bhkd->bhqd", weights, values)

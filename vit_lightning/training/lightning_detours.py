@@ -296,6 +296,12 @@ def numbers_for_bar(trainer: Trainer, monitor: str) -> dict[str, float]:
     return {name: float(number) for name, number in found.items() if name.removesuffix("_step") + "_epoch" not in found}
 
 
+def is_of_epoch(trainer: Trainer, name: str) -> bool:
+    """Whether the number that was logged in the epoch that ends is of all its batches; else it is of the last one."""
+    results: Any = trainer._results
+    return name in results.metrics(on_step=False)["callback"]
+
+
 def row_to_come(trainer: Trainer) -> dict[str, Any]:
     """Returns the row that Lightning logs only after the checkpoint; a kill in between would lose it."""
     connector = trainer._logger_connector

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
+import math
 import resource
 import sys
 from pathlib import Path
@@ -54,6 +56,18 @@ def peak_memory_mb() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
 
 
+def free_memory(device: torch.device) -> float:
+    """Returns the bytes that are free on a GPU, or on this machine for its processes; infinity if unknown."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    found = [math.inf]
+    with contextlib.suppress(OSError, ValueError):
+        found += [1024.0 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])]
+        group = Path("/sys/fs/cgroup")  # of a container or a job; "max" is no limit
+        found += [int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())]
+    return min(found)
+
+
 AUTO = "auto"
 
 
@@ -63,7 +77,7 @@ def auto_precision(accelerator: Any = "auto") -> str:
     Args:
         accelerator: as Lightning's Trainer takes it.
     """
-    return "bf16-mixed" if has_fast_bfloat16(_device_type(accelerator)) else "32-true"
+    return "bf16-mixed" if has_fast_bfloat16(device_type(accelerator)) else "32-true"
 
 
 def has_fast_bfloat16(device_type: str) -> bool:
@@ -94,7 +108,7 @@ def is_fast_in_bfloat16(cpuinfo: str) -> bool:
     return not {"amx_bf16", "bf16"}.isdisjoint(instructions)
 
 
-def _device_type(accelerator: Any) -> str:
+def device_type(accelerator: Any) -> str:
     """Returns the type of the device that Lightning takes for ``trainer.accelerator``."""
     name = str(accelerator or "auto").lower()
     if name in ("cuda", "gpu", "auto") and torch.cuda.is_available():
