@@ -31,11 +31,10 @@ from vit_lightning.config.networks import empty_network
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.inspect.architecture import architecture
 from vit_lightning.limits import at_least, refuse
-from vit_lightning.models.attention import DotProductAttention
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.training.fast_paths import choose_attention
+from vit_lightning.training.fast_paths import count_kept
 from vit_lightning.training.resources import AUTO, auto_precision, device_type
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -250,17 +249,8 @@ def training_bytes(
         precision: precision of training, as Lightning has it.
         fast: whether layers take their fast paths.
     """
-    dtype, attention = AUTOCAST.get(precision, torch.float32), list[int]()
-
-    def count(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        (b, h, n, d), keys = given[0].shape, given[1].shape[2]
-        products = choose_attention(device, dtype, keys, d)
-        attention.append(0 if products is None else b * h * n * keys * products.itemsize)
-
-    copied = copy.deepcopy(network)
-    for module in copied.modules():
-        if isinstance(module, DotProductAttention) and fast and device == "cpu":
-            module.register_forward_pre_hook(count)
+    copied, dtype = copy.deepcopy(network), AUTOCAST.get(precision, torch.float32)
+    attention = count_kept(copied, device, dtype) if fast and device == "cpu" else []
     try:
         kept = _shapes_and_kept(copied.to("meta"), shape, precision)[1][type(network).__name__]
     except Exception:  # a network of the user may raise anything
