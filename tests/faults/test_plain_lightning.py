@@ -148,6 +148,19 @@ def by_epoch(**arguments: Any) -> DataLoader:
     return loader(sampler=DistributedSampler(samples(), num_replicas=1, rank=0, seed=3), **arguments)
 
 
+class EpochFactor(Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        trainer.accumulate_grad_batches = 1 + trainer.current_epoch
+
+
+@wanted("on_train_epoch_start is not called where a run resumes inside an epoch")
+def test_an_epoch_s_start_is_told_to_a_run_that_resumes_inside_it(tmp_path):
+    counted = {"callbacks": (EpochFactor(),), "max_epochs": 2}
+    whole = train(tmp_path / "whole", loader(alike=True), **counted)[0]
+    resumed = train_in_parts(tmp_path, alike, BATCHES + 3, **counted)[0]
+    assert resumed.global_step == whole.global_step
+
+
 @wanted("DataLoader's state is none of the checkpoint's: the epoch begins again, with other samples")
 def test_a_shuffled_epoch_goes_on_where_it_was(tmp_path):
     _, (before, after) = train_in_parts(tmp_path, shuffled, 3)

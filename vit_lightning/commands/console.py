@@ -270,10 +270,10 @@ def _length(trainer: Trainer, data: ImageData) -> str:
     return ", ".join(parts)
 
 
-def _steps(trainer: Trainer) -> tuple[int, int]:
+def _steps(trainer: Trainer) -> tuple[float, int]:
     """Returns the optimizer steps of an epoch and of the training; 0 where that is not known."""
-    per_epoch, total = (0 if math.isinf(n) else int(n) for n in training_steps(trainer, trainer.num_training_batches))
-    return per_epoch, total
+    per_epoch, total = (0 if math.isinf(n) else n for n in training_steps(trainer, trainer.num_training_batches))
+    return per_epoch, int(total)
 
 
 def _schedule_note(trainer: Trainer, module: LightningModule) -> str:
@@ -283,7 +283,7 @@ def _schedule_note(trainer: Trainer, module: LightningModule) -> str:
     first = trainer.optimizers[0].param_groups[0] if isinstance(module, ConfiguredOptimizer) else {}
     if total == 1 and first.get("lr") == 0.0 < first["initial_lr"]:
         return "the only step of the training has learning rate 0 (give optimizer.schedule=constant)"
-    if not total or config.count_warmup(total_steps=total, steps_per_epoch=per_epoch) < total:
+    if not total or config.count_warmup(total_steps=total, steps_per_epoch=int(per_epoch)) < total:
         return ""
     given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))
     text = f"optimizer.{given}={getattr(config, given)} takes all of the training: the learning rate only rises"

@@ -54,6 +54,7 @@ from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
 from vit_lightning.training.monitor import Monitor
+from vit_lightning.training.own_state import OwnState
 from vit_lightning.training.resources import forward_flops, free_memory, keep_freed_memory, peak_memory_mb
 
 SKIPPED = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
@@ -157,6 +158,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     watchdog = Watchdog(folder, config["watchdog_minutes"])
     callbacks = [
         Start(experiment, mirror.begin),  # before the random numbers of a step are seeded
+        OwnState(),  # before the user's callbacks are set up
         StepSeeds(experiment.seed),
         guard,
         LearningRate(),

@@ -106,10 +106,8 @@ def own_faults(folder: Path | None) -> Iterator[None]:
             raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
         text = own_traceback(fault)
         if text is None:
-            raised_in = traceback.extract_tb(fault.__traceback__)[-1].filename
-            refuses = isinstance(fault, ValueError | TypeError | RuntimeError) and "/lightning/pytorch/" in raised_in
-            if isinstance(fault, MisconfigurationException) or refuses:
-                raise UserError(" ".join(str(fault).split())) from fault  # a mistake that only the training shows
+            if (refusal := _refused_by_lightning(fault)) is not None:
+                raise UserError(refusal) from fault  # a mistake that only the training shows
             raise
         if folder is not None and folder.is_dir():
             log = folder / ("error.log" if is_first() else f"error-rank{_get_rank()}.log")
@@ -117,6 +115,22 @@ def own_faults(folder: Path | None) -> Iterator[None]:
                 log.write_text("".join(traceback.format_exception(fault)), encoding="utf-8")
                 text += f"\nwhole traceback: {log}"
         raise OwnFault(text) from fault
+
+
+def _refused_by_lightning(fault: Exception) -> str | None:
+    """Returns what Lightning refuses, or one of its callbacks fails on, in one line; None for a fault of ours."""
+    places = list(traceback.walk_tb(fault.__traceback__))
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in places]
+    refuses = isinstance(fault, ValueError | TypeError | RuntimeError) and names[-1].startswith("lightning.pytorch.")
+    if refuses or isinstance(fault, MisconfigurationException):
+        return " ".join(str(fault).split())
+    kinds = [type(frame.f_locals.get("self")) for frame, _ in places]
+    callback = next(
+        (kind for kind in kinds if issubclass(kind, Callback) and kind.__module__.startswith("lightning.")), None
+    )
+    if callback is None or names[-1].startswith("vit_lightning."):
+        return None
+    return f"trainer.callbacks.{callback.__name__}: {one_line(fault)}"
 
 
 def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback], own_loggers: list[Logger]) -> Trainer:

@@ -14,6 +14,7 @@ from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metr
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.check_values import (
     average_problems,
+    callbacks_of,
     compiler_problems,
     mode_problems,
     monitor_problems,
@@ -58,6 +59,7 @@ from vit_lightning.limits import refuse
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.training.compiled import REPLAYS
 from vit_lightning.training.losses import OwnLoss
+from vit_lightning.training.own_state import callback_problems
 
 OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
 """Classes of the options that belong to no group."""
@@ -121,6 +123,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
             with problems_of(reader, "", None):
                 teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
     reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
+    reader.problems += callback_problems(callback.target for callback in callbacks_of(trainer))
     # a run that is resumed keeps what it began with
     is_new = command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes")
     reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []

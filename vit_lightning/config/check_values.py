@@ -99,7 +99,7 @@ def replay_problems(trainer: Part, module: Part) -> list[str]:
     devices = given.get("devices")
     found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
     texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
-    kinds = [part.target for part in _callbacks(trainer) if issubclass(part.target, _REPLAYS_WITHOUT)]
+    kinds = [part.target for part in callbacks_of(trainer) if issubclass(part.target, _REPLAYS_WITHOUT)]
     texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds]
     texts += [f"{module.name}.{name}" for name in changed_steps(module.target)]
     rule = "CUDA graphs need one GPU, a ViTClassifier's steps, images of one size and gradients of one batch"
@@ -110,11 +110,12 @@ def average_problems(trainer: Part, ema: EMAConfig | None) -> list[str]:
     """Returns callbacks that average the weights beside ``ema``."""
     if ema is None or ema.decay is None:
         return []
-    names = [name for part in _callbacks(trainer) if (name := part.target.__name__).endswith("WeightAveraging")]
+    names = [name for part in callbacks_of(trainer) if (name := part.target.__name__).endswith("WeightAveraging")]
     return [f"ema.decay={ema.decay} beside trainer.callbacks.{name}: give one of the two" for name in names]
 
 
-def _callbacks(trainer: Part) -> list[Part]:
+def callbacks_of(trainer: Part) -> list[Part]:
+    """Returns the callbacks of the config."""
     return [callback for callback in as_list(trainer.arguments.get("callbacks")) if isinstance(callback, Part)]
 
 
@@ -135,7 +136,7 @@ def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: 
         checkpoint: the options of checkpoints, None where they are wrong.
         known: metrics that the module logs; none of a module of the user's, which may log anything.
     """
-    callbacks = _callbacks(trainer)
+    callbacks = callbacks_of(trainer)
     if not known or not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
         return []
     probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
@@ -172,7 +173,7 @@ def mode_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Map
 def _monitors(trainer: Part, checkpoint: CheckpointConfig | None) -> list[tuple[str, str, Any]]:
     """Returns keys, metrics and modes of what checkpoints and Lightning's callbacks monitor."""
     found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []
-    for callback in _callbacks(trainer):
+    for callback in callbacks_of(trainer):
         metric, option = callback.arguments.get("monitor"), signature_of(callback.target).options.get("mode")
         if callback.name.startswith("lightning.") and metric is not None:
             mode = callback.arguments.get("mode", option and option.default)

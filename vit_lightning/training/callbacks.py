@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
@@ -232,11 +232,26 @@ def fits(outputs: Any, batch: Any) -> bool:
 
 
 def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:
-    """Returns the optimizer steps of an epoch of so many batches, and of the whole training: inf if it has no end."""
-    per_epoch = batches if math.isinf(batches) else max(1, math.ceil(batches / trainer.accumulate_grad_batches))
+    """Returns the optimizer steps of an epoch of so many batches, and of the whole training: inf if it has no end.
+
+    Where a ``GradientAccumulationScheduler`` changes them from epoch to epoch, the first is their mean.
+    """
+
+    def steps_of(epoch: int) -> float:
+        return batches if math.isinf(batches) else max(1, math.ceil(batches / accumulated_in(trainer, epoch)))
+
     epochs, steps = trainer.max_epochs, trainer.max_steps
-    by_epochs = math.inf if epochs is None or epochs < 0 else epochs * per_epoch
+    by_epochs = math.inf if epochs is None or epochs < 0 else sum(map(steps_of, range(epochs)))
+    per_epoch = by_epochs / epochs if epochs and not math.isinf(by_epochs) else steps_of(0)
     return per_epoch, min(by_epochs, math.inf if steps < 0 else steps)
+
+
+def accumulated_in(trainer: Trainer, epoch: int, otherwise: int | None = None) -> int:
+    """Returns the batches of an optimizer step in an epoch, by a callback or ``otherwise`` (what the Trainer has)."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.get_accumulate_grad_batches(epoch)
+    return otherwise or trainer.accumulate_grad_batches
 
 
 def has_whole_weights(trainer: Trainer) -> bool:

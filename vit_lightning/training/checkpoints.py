@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
@@ -85,12 +88,16 @@ class Checkpoints(Checkpoint):
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._lost_step = 0  # of a better one that a disk has not taken
         self._finished = False
+        self._norms: tuple[int, list[Tensor]] = -1, []  # of the weights last saved, and their step
+        self._is_measured = True  # else the metrics are of weights that have changed since
         self._resumed = False
         self._before_validation = False
         self._begins_with_validation = False
         self._max_steps: int | None = None  # kept until the validation with which a resumed run begins
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if is_overridden("on_train_end", pl_module):
+            detours.call_after_training(trainer, lambda: self._end(trainer))
         if self._begins_with_validation:  # Lightning would not even begin if max_steps have been trained
             loop = trainer.fit_loop.epoch_loop
             self._max_steps, loop.max_steps = loop.max_steps, -1
@@ -160,13 +167,27 @@ class Checkpoints(Checkpoint):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finished = True
-        self._save_last(trainer)
-        self.finish(trainer)
+        self._end(trainer)
         self._check_best(trainer)
         if self._lost_step:
             lost = f"that of step {self._lost_step} was better, and the disk did not take it"
             warnings.warn(f"{self.best}: {lost}: what is tested is of step {self.best_step}", stacklevel=2)
+
+    def _end(self, trainer: Trainer) -> None:
+        """Writes the last checkpoint; weights that hooks have changed since the last validation are those to test."""
+        step, validated = self._norms
+        detours.call_save_hooks(trainer)
+        changed = step == trainer.global_step and not all(map(torch.equal, validated, self._norms[1]))
+        if trainer.strategy.broadcast(changed and self.best_score is not None):
+            text = "a callback or the module has changed the weights at the end of training: these are kept and tested"
+            warnings.warn(f"{text}, not the best before, of step {self.best_step}", stacklevel=2)
+            self.finish(trainer)
+            self.best_score, self.best_step, self._is_measured = None, 0, False
+            if is_first():
+                self.best.unlink(missing_ok=True)
+        self._finished = True
+        self._save_last(trainer)
+        self.finish(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
         self.finish(trainer)
@@ -240,12 +261,14 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
+        weights = [checkpoint["state_dict"].get(name) for name, _ in pl_module.named_parameters()]
+        self._norms = trainer.global_step, [weight.detach().norm() for weight in weights if weight is not None]
         # callbacks that stop early do not stop a resumed run again
         checkpoint["finished"] = self._finished or detours.stops_early(trainer)
         checkpoint["between_steps"] = not detours.accumulates(trainer)
         # inside an epoch, Lightning still has the training metrics of the previous one
         stages = ("val", "train") if detours.epoch_ends(trainer) else ("val",)
-        metrics = {name: float(number) for name, number in trainer.callback_metrics.items()}
+        metrics = {name: float(number) for name, number in trainer.callback_metrics.items() if self._is_measured}
         checkpoint["metrics"] = {name: number for name, number in metrics.items() if name.startswith(stages)}
         checkpoint["row"] = detours.row_to_come(trainer)
         checkpoint["before_validation"] = self._before_validation

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 import vit_lightning
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
-from vit_lightning.training.callbacks import TrainingBar, training_steps
+from vit_lightning.training.callbacks import TrainingBar, accumulated_in, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import is_attached, log_again
@@ -54,6 +54,13 @@ class ConfiguredOptimizer(LightningModule):
         if math.isinf(total):
             raise UserError(
                 "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
+            )
+        accumulated = {accumulated_in(self.trainer, epoch) for epoch in range(self.trainer.max_epochs or 0)}
+        own = getattr(self.optimizer_config, "own_schedule", None)
+        if len(accumulated) > 1 and (self.optimizer_config.warmup_epochs or (own and own.interval == "epoch")):
+            raise UserError(
+                "trainer.callbacks.GradientAccumulationScheduler: epochs differ in steps, and cannot be the unit of a "
+                "warm-up or a schedule (give optimizer.warmup_steps or warmup_fraction, and interval: step)"
             )
         optimizer, schedule = optimizer_and_schedule(
             self._optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=int(per_epoch)

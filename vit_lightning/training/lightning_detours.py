@@ -40,6 +40,40 @@ def end_each_epoch_once(trainer: Trainer) -> None:
     trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
 
 
+def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_back: Callable[[], object]) -> None:
+    """Calls hooks of an epoch's start where a run resumes inside it, which Lightning does not, then ``put_back``.
+
+    Where it resumes at the end of an epoch, ``put_back`` comes before Lightning calls the hooks of the next one.
+
+    Proof: test_an_epoch_s_start_is_told_to_a_run_that_resumes_inside_it.
+    """
+    loop = trainer.fit_loop
+    start = loop.on_advance_start
+
+    def call() -> None:
+        loop.on_advance_start = start  # type: ignore[method-assign]
+        is_inside = loop.restarted_mid_epoch or loop.restarted_on_epoch_end
+        if not is_inside:
+            put_back()
+        start()
+        if is_inside:
+            call_hooks()
+            put_back()
+
+    loop.on_advance_start = call  # type: ignore[method-assign]
+
+
+def call_after_training(trainer: Trainer, function: Callable[[], object]) -> None:
+    """Calls a function after all hooks of the end of training: those of the module come after those of callbacks."""
+    end = trainer.fit_loop.on_run_end
+
+    def call() -> None:
+        end()
+        function()
+
+    trainer.fit_loop.on_run_end = call  # type: ignore[method-assign]
+
+
 def restore_in_words(trainer: Trainer) -> None:
     """Lets a checkpoint that does not fit end in words: Lightning looks for keys in it that may not be there.
 
@@ -310,6 +344,11 @@ def row_to_come(trainer: Trainer) -> dict[str, Any]:
         return {}
     numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
     return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
+
+
+def call_save_hooks(trainer: Trainer) -> None:
+    """Calls all hooks of a checkpoint, which may hold other weights than the module, without writing one."""
+    trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
 def as_step_gets_it(trainer: Trainer, module: LightningModule, batch: Any) -> Any:

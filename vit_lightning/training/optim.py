@@ -324,7 +324,7 @@ def _own_factors(config: OptimizerConfig, lr: float, steps: int, steps_per_epoch
 
 
 class ConfiguredGroups(Callback):
-    """Callback that restores learning rates and weight decay of the config after a checkpoint has loaded older ones.
+    """Callback that gives a resumed run learning rates and weight decay of the config, where these have been changed.
 
     Args:
         names: values of the parameter groups that it restores, by default all.
@@ -333,6 +333,13 @@ class ConfiguredGroups(Callback):
     def __init__(self, names: Collection[str] | None = None) -> None:
         self._names = names
         self._configured: list[tuple[LambdaLR, list[dict[str, Any]]]] = []
+        self._before: list[list[dict[str, Any]]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"groups": [groups for _, groups in self._configured]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = state_dict["groups"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -346,6 +353,8 @@ class ConfiguredGroups(Callback):
         return {k: v for k, v in group.items() if k != "params" and (self._names is None or k in self._names)}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._before in ([], [groups for _, groups in self._configured]):
+            return  # what another callback has made of them stays
         for schedule, groups in self._configured:
             schedule.base_lrs = [group["initial_lr"] for group in groups]
             for group, own, factor in zip(schedule.optimizer.param_groups, groups, schedule.lr_lambdas, strict=True):

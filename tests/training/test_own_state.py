@@ -1,0 +1,239 @@
+"""A run with callbacks and modules of others: killed inside an epoch it ends in the same bits, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from runs import SMALL, killed_after
+
+from vit_lightning.cli import main
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_metrics
+
+RUN = ("fit", *SMALL, "--trainer.max_epochs=3", "--wandb.mode=disabled", "--test=false", "--data.fraction=0.2")
+RUN += ("--data.batch_size=40", "--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1")
+
+OWN = '''
+import copy, random
+from collections import deque
+from dataclasses import dataclass
+import numpy as np
+import torch
+from lightning.pytorch import Callback
+
+def scale(module, factor):
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(factor)
+
+class Stateless(Callback):
+    """Remembers things of many kinds in attributes, and acts on weights by each."""
+    def __init__(self):
+        self.count, self.draw, self.numbers = 0, random.Random(0), np.random.default_rng(0)
+        self.torchs, self.recent, self.table = torch.Generator().manual_seed(1), deque(maxlen=3), np.zeros(2)
+    def on_train_start(self, trainer, pl_module):
+        self.start = [weight.detach().clone() for weight in pl_module.parameters()]
+        scale(pl_module, 0.5)
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.first = True
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.first:
+            scale(pl_module, 0.9)
+        self.first = False
+    def on_train_batch_end(self, trainer, pl_module, *others):
+        self.count += 1
+        self.table[self.count % 2] += 1
+        self.recent.append(float(next(pl_module.parameters()).sum()))
+        drawn = self.draw.random() + self.numbers.random() + float(torch.rand(1, generator=self.torchs))
+        if self.count % 2:
+            scale(pl_module, 1 - 1e-3 * (drawn + abs(sum(self.recent)) + self.table[0]))
+            with torch.no_grad():
+                for weight, start in zip(pl_module.parameters(), self.start):
+                    weight.lerp_(start, 0.01)
+
+class Stateful(Callback):
+    def __init__(self): self.count = 0
+    def state_dict(self): return {"count": self.count}
+    def load_state_dict(self, state): self.count = state["count"]
+    def on_train_batch_end(self, trainer, pl_module, *others):
+        self.count += 1
+        scale(pl_module, 1 - 0.01 * (self.count % 3))
+
+class Average(Callback):
+    """An average of the weights that are trained, which the network has at the end."""
+    def on_fit_start(self, trainer, pl_module):
+        self.average = copy.deepcopy(pl_module.network)
+    def on_train_batch_end(self, trainer, pl_module, *others):
+        with torch.no_grad():
+            for mean, weight in zip(self.average.parameters(), pl_module.network.parameters()):
+                mean.lerp_(weight, 0.3)
+    def on_train_end(self, trainer, pl_module):
+        pl_module.network.load_state_dict(self.average.state_dict())
+
+class Unfreeze(Callback):
+    def on_fit_start(self, trainer, pl_module):
+        pl_module.network[1].requires_grad_(False)
+    def on_train_epoch_start(self, trainer, pl_module):
+        pl_module.network[1].requires_grad_(trainer.current_epoch > 0)
+
+class Decay(Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        for group in trainer.optimizers[0].param_groups:
+            group["weight_decay"] = 0.3 + 2 * group["weight_decay"]
+
+@dataclass
+class Mean:
+    total: float = 0.0
+
+class Smoothing(Callback):
+    """Changes a layer, by a number in an object of its own."""
+    def __init__(self): self.mean = Mean()
+    def on_train_batch_end(self, trainer, pl_module, outputs, *others):
+        self.mean.total += float(outputs["loss"])
+        scale(pl_module, 1 - 1e-3 * self.mean.total)
+
+class Accumulate(Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        trainer.accumulate_grad_batches = 2
+
+class Opaque(Callback):
+    def __init__(self): self.numbers = np.random.RandomState(0)
+
+class Other(Callback):
+    def on_train_end(self, trainer, pl_module): scale(pl_module, 0.5)
+'''
+
+
+@pytest.fixture
+def own(in_folder):
+    (in_folder / "own.py").write_text(OWN)
+
+
+def resumed_equals_whole(*flags: str, kill: int) -> dict:
+    assert main([*RUN, *flags, "--out=whole"]) == 0
+    with killed_after(kill):
+        main([*RUN, *flags, "--out=run"])
+    assert main(["fit", "--resume=run"]) == 0
+    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run"))
+    assert whole["global_step"] == run["global_step"]
+    assert all(torch.equal(value, run["state_dict"][name]) for name, value in whole["state_dict"].items())
+    rows = [[row.get("lr") for row in read_metrics(Path(name)) if "lr" in row] for name in ("whole", "run")]
+    assert rows[0] == rows[1]
+    return whole
+
+
+def callbacks(*given: str) -> str:
+    return f"--trainer.callbacks=[{', '.join(given)}]"
+
+
+SWA = "{class_path: StochasticWeightAveraging, swa_lrs: 0.01, swa_epoch_start: 1}"
+SCHEDULER = "{class_path: GradientAccumulationScheduler, scheduling: {0: 4, 1: 3, 2: 1}}"
+
+
+def test_attributes_of_a_callback_and_an_epoch_s_accumulation_survive_a_kill(own):
+    """Seven batches an epoch, of which the last group has fewer: 2 + 3 + 7 steps, and the cosine ends at 0."""
+    whole = resumed_equals_whole(callbacks("own.Stateless", SCHEDULER), kill=4)
+    assert whole["global_step"] == 12
+    assert whole["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept(own):
+    """PL#6074, PL#11665."""
+    whole = resumed_equals_whole(callbacks(SWA), kill=17)
+    average = whole["callbacks"]["StochasticWeightAveraging"]["average_model_state"]
+    names = [name for name in average if name.startswith("network.")]
+    assert all(torch.equal(whole["state_dict"][name], average[name]) for name in names)
+    assert not Path("whole/checkpoints/best.ckpt").exists()
+    results = json.loads(Path("whole/results.json").read_text())
+    assert results["best_step"] == 21
+    assert "val/acc" not in results, "it is that of other weights"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kill", [3, 10, 17])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (SWA,),
+        (SCHEDULER,),
+        ("{class_path: GradientAccumulationScheduler, scheduling: {1: 2}}", "own.Stateful"),
+        ("EMAWeightAveraging",),
+        ("WeightAveraging",),
+        ("Timer", "LearningRateMonitor", "{class_path: EarlyStopping, monitor: val/acc, mode: max}", "ModelCheckpoint"),
+        ("own.Stateful",),
+        ("own.Stateless", "own.Smoothing"),
+        ("own.Average",),
+        ("own.Unfreeze",),
+        ("own.Decay",),
+    ],
+    ids=lambda given: given[0][:60],
+)
+def test_a_run_with_callbacks_ends_in_the_same_bits(own, given, kill):
+    if "Gradient" in given[0]:
+        kill = kill // 2
+    resumed_equals_whole(callbacks(*given), kill=kill)
+
+
+@pytest.mark.parametrize("name", ["ModelPruning", "LearningRateFinder", "BatchSizeFinder"])
+def test_what_no_resume_can_repeat_is_refused_before_the_start(in_folder, capfd, name):
+    arguments = ", pruning_fn: l1_unstructured, amount: 0.1" if name == "ModelPruning" else ""
+    assert main([*RUN, callbacks(f"{{class_path: {name}{arguments}}}")]) == 2
+    assert f"trainer.callbacks.{name}: " in capfd.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_what_a_callback_changes_at_the_end_is_kept_and_tested(own):
+    for name in ("Average", "Other"):
+        assert main([*RUN, callbacks(f"own.{name}"), f"--out={name}"]) == 0
+        assert not Path(name, "checkpoints/best.ckpt").exists()
+    assert main([*RUN, "--out=plain"]) == 0
+    plain, halved = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("plain", "Other"))
+    name = "network.head.linear.weight"
+    assert torch.equal(halved[name], plain[name] * 0.5)
+    assert Path("plain/checkpoints/best.ckpt").exists()
+
+
+def test_accumulation_that_nothing_counts_is_refused_before_the_first_step(own, capfd):
+    assert main([*RUN, callbacks("own.Accumulate")]) == 2
+    assert "trainer.accumulate_grad_batches=2 in epoch 0" in capfd.readouterr().err
+
+
+def test_an_attribute_that_no_checkpoint_holds_is_named_before_the_first_step(own):
+    with pytest.warns(UserWarning, match=r"Opaque\.numbers: in no checkpoint"):
+        assert main([*RUN, callbacks("own.Opaque"), "--trainer.max_steps=1"]) == 0
+
+
+OLD = """
+from torch import nn
+from torch.optim import SGD
+from lightning.pytorch import LightningModule
+
+class Old(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+    def training_epoch_end(self, outputs): pass
+    def configure_optimizers(self): return SGD(self.parameters(), 0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--module=old.Old",), "Support for `training_epoch_end` has been removed"),
+        ((callbacks("BackboneFinetuning"), *SMALL), "trainer.callbacks.BackboneFinetuning: AttributeError"),
+    ],
+)
+def test_what_lightning_refuses_is_one_line(in_folder, capfd, flags, text):
+    """PL#14755."""
+    (in_folder / "old.py").write_text(OLD)
+    few = ("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--wandb.mode=disabled", "--test=false")
+    assert main(["fit", *few, *flags]) == 2
+    err = capfd.readouterr().err
+    assert text in err
+    assert "Traceback" not in err
