@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -88,7 +88,8 @@ class Checkpoints(Checkpoint):
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._lost_step = 0  # of a better one that a disk has not taken
         self._finished = False
-        self._norms: tuple[int, list[Tensor]] = -1, []  # of the weights last saved, and their step
+        # step of the last save, norms of the weights then, and of those in the file
+        self._norms: tuple[int, list[Tensor], list[Tensor]] = -1, [], []
         self._is_measured = True  # else the metrics are of weights that have changed since
         self._resumed = False
         self._before_validation = False
@@ -175,9 +176,11 @@ class Checkpoints(Checkpoint):
 
     def _end(self, trainer: Trainer) -> None:
         """Writes the last checkpoint; weights that hooks have changed since the last validation are those to test."""
-        step, validated = self._norms
-        detours.call_save_hooks(trainer)
-        changed = step == trainer.global_step and not all(map(torch.equal, validated, self._norms[1]))
+        step, own, validated = self._norms
+        changed = step == trainer.global_step and not _equal(own, _norms(trainer.lightning_module.parameters()))
+        if changed:  # a callback may have saved these already, as Lightning's averages do
+            detours.call_save_hooks(trainer)
+            changed = not _equal(validated, self._norms[2])
         if trainer.strategy.broadcast(changed and self.best_score is not None):
             text = "a callback or the module has changed the weights at the end of training: these are kept and tested"
             warnings.warn(f"{text}, not the best before, of step {self.best_step}", stacklevel=2)
@@ -261,8 +264,8 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
-        weights = [checkpoint["state_dict"].get(name) for name, _ in pl_module.named_parameters()]
-        self._norms = trainer.global_step, [weight.detach().norm() for weight in weights if weight is not None]
+        saved = (checkpoint["state_dict"].get(name) for name, _ in pl_module.named_parameters())
+        self._norms = trainer.global_step, _norms(pl_module.parameters()), _norms(saved)
         # callbacks that stop early do not stop a resumed run again
         checkpoint["finished"] = self._finished or detours.stops_early(trainer)
         checkpoint["between_steps"] = not detours.accumulates(trainer)
@@ -309,6 +312,14 @@ class Checkpoints(Checkpoint):
             text = "is missing: the best checkpoint is chosen among later validations, or else the last is tested"
             warnings.warn(f"{self.best} {text}", stacklevel=2)
             self.best_score, self.best_step = None, 0
+
+
+def _norms(weights: Iterable[Tensor | None]) -> list[Tensor]:
+    return [weight.detach().norm() for weight in weights if weight is not None]
+
+
+def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
+    return len(before) == len(now) and all(map(torch.equal, before, now))
 
 
 def _fingerprint(trainer: Trainer) -> str:
