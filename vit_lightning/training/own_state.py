@@ -1,4 +1,4 @@
-"""What a run resumes with beside Lightning's own state: attributes of callbacks and modules, hooks of a start."""
+"""State with which a run resumes beside Lightning's own: attributes of callbacks and modules, hooks of a start."""
 
 from __future__ import annotations
 
