@@ -366,6 +366,9 @@ TOGETHER = {
         "lora.alpha=3.0 does nothing for rank=0 (give a rank",
         "distillation.teacher is missing",
     ],
+    "fit digits.yaml --trainer.max_time=00:00:00:00": (
+        "trainer.max_time=00:00:00:00 must be a time above 0 (days:hours:minutes:seconds)"
+    ),
     "fit digits.yaml --trainer.gradient_clip_algorithm=value": (
         "trainer.gradient_clip_algorithm=value does nothing without trainer.gradient_clip_val"
     ),

@@ -14,7 +14,7 @@ from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
-from vit_lightning.data.items import Items, to_pixels
+from vit_lightning.data.items import Items, read_item, to_pixels
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 
@@ -72,7 +72,7 @@ class Module(Untested):
 
 class Twisted(Scans):
     def __getitem__(self, index):
-        return {"image": 1, "label": 2}
+        return {"x": 1, "y": 2}
 
 
 class Late(Scans):
@@ -196,6 +196,12 @@ class Sizes(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         return Image.new("RGB", (20 + index, 16), (index, 0, 0)), self.targets[index]
+
+
+@pytest.mark.parametrize("names", [("image", "label"), ("pixel_values", "labels"), ("img", "label")])
+def test_an_item_of_a_dict_is_read_by_the_names_of_hugging_face(names):
+    image = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    assert read_item([{"id": 7, **dict(zip(names, (image, 3), strict=True))}], 0, "mine") == (image, 3)
 
 
 def test_missing_splits_are_cut_and_images_resized():

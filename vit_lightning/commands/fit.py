@@ -293,7 +293,8 @@ def _test(run: Run, results: Results) -> Results:
             np.savez_compressed(file, **predicted)  # type: ignore[arg-type]
             write_whole(run.folder / "test_predictions.npz", file.getvalue())
     elif type(run.module) is not ViTClassifier:
-        say(f"no report of the test images: test_step of {type(run.module).__name__} returns no logits")
+        kind = type(run.module).__name__
+        say(f"no report of the test images: test_step of {kind} returns no logits, or batches are no (images, labels)")
     return found
 
 

@@ -98,8 +98,11 @@ def own_faults(folder: Path | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as fault:
-        if isinstance(getattr(fault, "obj", None), MetricsFile):  # the first of the loggers, which is self.logger
-            name = f"self.logger.{fault.name}"  # type: ignore[attr-defined]
+        if isinstance(fault, AttributeError) and fault.obj is None and fault.name == "experiment":
+            why = "validate, test and predict have no logger; fit has in its test"
+            raise UserError(f"self.logger.experiment: {why} (ask `if self.logger` before it)") from fault
+        if isinstance(fault, AttributeError) and isinstance(fault.obj, MetricsFile):  # the first, which is self.logger
+            name = f"self.logger.{fault.name}"
             instead = "give the one that your code calls: --trainer.logger=WandbLogger, TensorBoardLogger or CSVLogger"
             raise UserError(f"{name}: the config has no logger of Lightning ({instead})") from fault
         if type(fault).__module__.startswith(("torch._dynamo", "torch._inductor")):

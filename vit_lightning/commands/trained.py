@@ -102,7 +102,11 @@ def predict_test_images(experiment: Experiment) -> None:
     with session(experiment, "predict") as folder:
         path = folder / "predictions.csv"
         trainer, found = _run_network(experiment, folder, {})
-        columns = [found["indices"], found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
+        if "labels" not in found:
+            raise UserError(f"{experiment.data.place}: the test images have no labels (name images or folders)")
+        # else in the order in which Lightning shares the images out to the ranks
+        indices = found.get("indices", torch.arange(len(found["labels"])) * trainer.world_size + trainer.global_rank)
+        columns = [indices, found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
         rows = gather(trainer, torch.stack([column.double() for column in columns], dim=1)).tolist()
         names = experiment.data.label_names
         lines = [

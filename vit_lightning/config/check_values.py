@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -67,6 +68,8 @@ def trainer_problems(trainer: Mapping[str, Any]) -> list[str]:
         if not math.isfinite(value) or value < least:
             rule = f"at least {least}" if least == int(least) else "above 0"
             problems.append(f"trainer.{name}={value} must be {rule}{' (or -1 for no end)' * (name in endless)}")
+    if (longest := trainer.get("max_time")) is not None and not re.search("[1-9]", str(longest)):
+        problems.append(f"trainer.max_time={longest} must be a time above 0 (days:hours:minutes:seconds)")
     algorithm = trainer.get("gradient_clip_algorithm")
     if algorithm not in (None, "norm", "value"):
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")

@@ -173,6 +173,12 @@ class ImageData(LightningDataModule):
         known = (labels >= 0) & (labels < len(places))
         return places[labels.where(known, 0)].where(known, labels)
 
+    @property
+    def changes_labels(self) -> bool:
+        """Whether a trained model has other labels for its classes than the data."""
+        labels = [] if self._of_model is None else self._of_model[1].tolist()
+        return labels != [*range(len(labels))]
+
     def check(self) -> None:
         """Checks, without reading images, that the data is there.
 

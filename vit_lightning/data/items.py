@@ -21,6 +21,7 @@ from vit_lightning.data.decoding import to_rgb
 from vit_lightning.data.images import centre_box
 from vit_lightning.data.per_image import seeded
 from vit_lightning.errors import UserError, named, of_others
+from vit_lightning.pairs import keys_of
 from vit_lightning.random_keys import one_key
 
 WANTED = "(image, label), the image a PIL image, a uint8 or float tensor (c, H, W) or a numpy array (H, W, c)"
@@ -126,10 +127,10 @@ def read_item(dataset: Any, index: int, title: str) -> tuple[Any, int]:
     """
     with of_others(f"{title}: item {index}: "):
         item = dataset[index]
-    if not isinstance(item, tuple | list) or len(item) != 2:
+    if (keys := keys_of(item)) is None:
         found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
-        raise UserError(f"{title}: item {index} is a {found}, not {WANTED}")
-    image, label = item
+        raise UserError(f"{title}: item {index} is a {found}, not {WANTED} (a LightningDataModule takes any loader)")
+    image, label = item[keys[0]], item[keys[1]]
     array = np.asarray(label) if isinstance(label, int | np.integer | np.ndarray | Tensor) else None
     if array is None or array.ndim or array.dtype.kind not in "iu":
         shown = " ".join(str(label).split())[:60]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -21,6 +21,7 @@ from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError, named, of_others
 from vit_lightning.limits import problems_of, refuse
+from vit_lightning.pairs import WANTED, in_words, keys_of, pair_of, tensors_in
 from vit_lightning.sizes import pair
 
 
@@ -206,11 +207,12 @@ OF_THE_MODULE = (
 
 
 class WrappedDataModule(ImageData):
-    """Any ``LightningDataModule`` of (images, labels) batches, used as it is: its loaders, its augmentation.
+    """Any ``LightningDataModule``, used as it is: its loaders, its augmentation, its batches.
 
-    In a config ``data.class_path`` names the module itself, with its arguments beside those of this class. Images are
-    floats (b, c, H, W), labels whole numbers (b,). A fact that is not given is an attribute of the module, or is read
-    from its first training batch; the number of classes must be given or an attribute.
+    In a config ``data.class_path`` names the module itself, with its arguments beside those of this class. A
+    ViTClassifier takes batches with float images (b, c, H, W) and labels (b,), see ``pair_of``. A fact that is not
+    given is an attribute of the module, or is read from its first training batch; the number of classes must be given
+    or an attribute.
 
     Args:
         module: the module.
@@ -276,23 +278,12 @@ class WrappedDataModule(ImageData):
         with of_others(f"{self.title}: its first batch: "), seeded():
             self.module.prepare_data()
             self.module.setup("fit")
-            return self._pair(next(iter(self.module.train_dataloader())))[0]
-
-    def _pair(self, batch: Any) -> tuple[Tensor, Tensor]:
-        images, labels = batch[:2] if isinstance(batch, tuple | list) and len(batch) >= 2 else (batch, None)
-        if (
-            not (isinstance(images, Tensor) and isinstance(labels, Tensor))
-            or not images.is_floating_point()
-            or labels.is_floating_point()
-            or (images.ndim, labels.ndim) != (4, 1)
-        ):
-            found = [
-                f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                for value in (images, labels)
-            ]
-            wanted = "float images (b, c, H, W) and whole labels (b,)"
-            raise UserError(f"{self.title}: a batch holds {' and '.join(found)}, not {wanted}")
-        return images, labels.long()
+            batch = next(iter(self.module.train_dataloader()))
+        images = next((part for part in tensors_in(batch) if part.ndim == 4), None)
+        if images is None:
+            lacking = "its first batch has no images (b, c, H, W)"
+            raise UserError(f"{self.title}: {lacking} (give data.image_size and data.in_channels)")
+        return images
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         raise UserError(f"data.{self.title}: single images of a LightningDataModule cannot be read")
@@ -333,22 +324,31 @@ class WrappedDataModule(ImageData):
     def test_dataloader(self) -> Any:
         if not self.has_test:
             raise UserError(f"data.{self.title} has no test_dataloader")
-        self._seen = 0
         return _made_again_by_attributes(self.module.test_dataloader())
 
     def predict_dataloader(self) -> Any:
         return self.test_dataloader()
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Batch:
-        """Returns the batch in the form of ours; test images are numbered in the order of the loader."""
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Returns the batch as the module makes it, in the form of ours for a ViTClassifier.
+
+        Raises:
+            UserError: it holds no images and labels where a ViTClassifier, or other labels of the model, need them.
+        """
         assert self.trainer is not None
-        with named("data."):
-            images, labels = self._pair(self.module.on_after_batch_transfer(batch, dataloader_idx))
-        indices: Any = None
-        if self.trainer.testing or self.trainer.predicting:
-            indices = (self._seen + torch.arange(len(labels))) * self._ranks + self._rank
-            self._seen += len(labels)
-        return Batch(images.to(self.trainer.lightning_module.dtype), self.of_model(labels), indices, None)
+        batch, kind = self.module.on_after_batch_transfer(batch, dataloader_idx), self.trainer.lightning_module
+        is_ours = getattr(kind, "takes_pairs", False)
+        if not is_ours and not self.changes_labels:
+            return batch
+        pair = pair_of(batch[:2] if is_ours and isinstance(batch, tuple | list) else batch)
+        if pair is None or (self.changes_labels and pair.targets is not None):
+            needs = type(kind).__name__ if is_ours else "a model with its classes in another order"
+            raise UserError(f"data.{self.title}: a batch holds {in_words(batch)}, and {needs} takes {WANTED}")
+        if is_ours:
+            indices: Any = None
+            return Batch(pair.images.to(kind.dtype), self.of_model(pair.labels), indices, None, pair.targets)
+        labels = batch[keys_of(batch)[1]]  # type: ignore[index]
+        return apply_to_collection(batch, Tensor, lambda part: self.of_model(part) if part is labels else part)
 
 
 def _made_again_by_attributes(loader: Any) -> Any:

@@ -36,7 +36,14 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_mirror import WandbMirror
 from vit_lightning.storage.wandb_values import IMAGES
-from vit_lightning.training.callbacks import fits, gather, has_whole_weights, is_due, refuse_other_accuracy
+from vit_lightning.training.callbacks import (
+    gather,
+    has_whole_weights,
+    indices_of,
+    is_due,
+    pair_with,
+    refuse_other_accuracy,
+)
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.ema import accuracy_without_average
 from vit_lightning.training.lightning_detours import logged_steps
@@ -118,14 +125,12 @@ class ValidationPictures(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if not self._due or dataloader_idx or not fits(outputs, batch) or outputs.shape[1] != self.data.num_classes:
+        pair = pair_with(outputs, batch) if self._due and not dataloader_idx else None
+        if pair is None or outputs.shape[1] != self.data.num_classes:
             return
         confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
-        indices = batch.indices
-        if indices is None:  # not our own loader: the order in which Lightning shares the images out to the ranks
-            seen = sum(len(part[0]) for part in self._parts)
-            indices = torch.arange(seen, seen + len(batch.labels)) * trainer.world_size + trainer.global_rank
-        self._parts.append((indices, batch.labels, prediction, confidence))  # on the device, without waiting for it
+        indices = indices_of(trainer, pair, sum(len(part[0]) for part in self._parts))
+        self._parts.append((indices, pair.labels, prediction, confidence))  # on the device, without waiting for it
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         average = pl_module.average if isinstance(pl_module, ViTClassifier) else None

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS, Stage
+from vit_lightning.pairs import pair_of, tensors_in
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.lightning_detours import (
     accumulates,
@@ -81,7 +82,7 @@ class Stopwatch(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.images += len(batch[0]) * trainer.world_size
+        self.images += next((len(part) for part in tensors_in(batch) if part.ndim), 0) * trainer.world_size
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
@@ -189,12 +190,12 @@ class TestPredictions(Callback):
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if not fits(outputs, batch):
+        if (batch := pair_with(outputs, batch)) is None:
             return
         logits = outputs.detach().float()
         confidence, prediction = logits.softmax(dim=-1).max(dim=-1)
         loss = cross_entropy(logits, batch.labels, reduction="none")
-        columns = [batch.indices, batch.labels, prediction, confidence, loss]
+        columns = [indices_of(trainer, batch, sum(map(len, self._parts))), batch.labels, prediction, confidence, loss]
         self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -225,10 +226,24 @@ def refuse_other_accuracy(trainer: Trainer, stage: Stage, right: int, images: in
             raise UserError(f"{text} (give another metric another name)")
 
 
-def fits(outputs: Any, batch: Any) -> bool:
-    """Whether a step of validation or test returned the logits of a batch."""
-    labels = getattr(batch, "labels", ())
-    return isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and len(outputs) == len(labels)
+def pair_with(outputs: Any, batch: Any) -> Any:
+    """Returns ``pair_of`` of a batch if a step of validation or test returned its logits; else None."""
+    is_table = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
+    pair = pair_of(batch) if is_table else None
+    return pair if pair is not None and len(outputs) == len(pair.labels) else None
+
+
+def indices_of(trainer: Trainer, batch: Any, before: int) -> torch.Tensor:
+    """Returns the index of each image in its split; of loaders of others by the order of Lightning's shares of ranks.
+
+    Args:
+        trainer: the Trainer.
+        batch: the batch.
+        before: images of this rank that came before.
+    """
+    if (known := getattr(batch, "indices", None)) is not None:
+        return known  # type: ignore[no-any-return]
+    return torch.arange(before, before + len(batch.labels)) * trainer.world_size + trainer.global_rank
 
 
 def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from torchmetrics import Metric
 import vit_lightning
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
+from vit_lightning.pairs import in_words, pair_of
 from vit_lightning.training.callbacks import TrainingBar, accumulated_in, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
@@ -99,6 +100,9 @@ class ViTClassifier(ConfiguredOptimizer):
         distillation: distillation from a teacher.
         metrics: more metrics by name, of probabilities (b, num_classes) and labels, for validation and test.
     """
+
+    takes_pairs = True
+    """Whether batches of loaders of others come as images and labels."""
 
     def __init__(
         self,
@@ -295,7 +299,12 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
 
     A batch of a loader of the user's own is images, (images,) or (images, labels), and has no indices.
     """
-    images, *labels = (batch,) if isinstance(batch, Tensor) else batch
+    pair = pair_of(batch)
+    given = batch if pair is None else (pair.images, pair.labels)
+    if isinstance(given, Mapping):
+        needs = f"forward of {type(module).__name__} gets float images (b, c, H, W)"
+        raise UserError(f"a batch holds {in_words(batch)}, and {needs} (give it a predict_step)")
+    images, *labels = (given,) if isinstance(given, Tensor) else given
     logits = module(images)
     if not isinstance(logits, Tensor):
         raise UserError(f"{type(module).__name__} gives {type(logits).__name__} where logits (b, classes) are expected")
@@ -303,7 +312,7 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
     found = {"probabilities": probabilities(logits, multi_label=getattr(data, "multi_label", False))}
     if labels:
         found["labels"] = labels[0]
-    if not isinstance(batch, Tensor) and hasattr(batch, "indices"):
+    if getattr(batch, "indices", None) is not None:
         found["indices"] = batch.indices
     return found
 

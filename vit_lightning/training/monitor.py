@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from vit_lightning.pairs import tensors_in
 from vit_lightning.training.callbacks import Stopwatch, has_whole_weights
 from vit_lightning.training.lightning_detours import accumulates, call_around_fetches, logged_steps
 from vit_lightning.training.resources import peak_flops
@@ -97,7 +98,11 @@ class Monitor(Callback):
             return {}
         rate = (self.stopwatch.images - images) / seconds
         speed = {"images_per_second": rate, "step_seconds": seconds / steps, "data_seconds": self._data_seconds / steps}
-        if self._peak is not None and self.flops is not None and tuple(batch[0].shape[1:]) == self.shape:
+        if (
+            self._peak is not None
+            and self.flops is not None
+            and any(tuple(part.shape[1:]) == self.shape for part in tensors_in(batch))
+        ):
             speed["mfu"] = 3 * self.flops * rate / (self._peak * trainer.world_size)
         return {f"speed/{name}": _rounded(value) for name, value in speed.items()}
 
