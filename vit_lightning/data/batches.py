@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -85,6 +85,55 @@ class Batch:
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return self.replace(**{name: change(part) for name, part in vars(self).items() if isinstance(part, Tensor)})
+
+
+PAIR_NAMES = ("pixel_values", "images", "image", "img"), ("labels", "label")
+"""Keys of images and of labels in dicts, as Hugging Face has them."""
+PAIR = "float images (b, c, H, W) and whole labels (b,), or probabilities of the classes (b, classes)"
+
+
+def keys_of(batch: Any) -> tuple[Any, Any] | None:
+    """Returns the keys of images and labels in a batch or an item: 0 and 1 of two, the names in a dict; else None."""
+    if isinstance(batch, Mapping):
+        images, labels = ([name for name in names if name in batch] for names in PAIR_NAMES)
+        return (images[0], labels[0]) if len(images) == len(labels) == 1 else None
+    return (0, 1) if isinstance(batch, tuple | list) and len(batch) == 2 else None
+
+
+def as_batch(batch: Any) -> Batch | None:
+    """Returns images and labels of a loader of others in the form of ours, ours as it is; None if it holds no such."""
+    if isinstance(batch, Batch):
+        return batch
+    images, labels = (None, None) if (keys := keys_of(batch)) is None else (batch[key] for key in keys)
+    unknown: Any = None
+    if not (isinstance(images, Tensor) and isinstance(labels, Tensor) and images.is_floating_point()):
+        return None
+    if images.ndim == 4 and labels.ndim == 1 and not labels.is_floating_point():
+        return Batch(images, labels.long(), unknown, None)
+    targets = labels.float()
+    if (images.ndim, targets.ndim) != (4, 2) or (targets < 0).any() or ((targets.sum(dim=1) - 1).abs() > 1e-3).any():
+        return None  # several labels of an image
+    return Batch(images, targets.argmax(dim=1), unknown, None, targets)
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yields the tensors of a batch of any form, in order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Iterable) and not isinstance(batch, str | bytes):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_in(part)
+    elif hasattr(batch, "__dict__"):
+        yield from tensors_in(vars(batch))
+
+
+def in_words(batch: Any) -> str:
+    """Returns what a batch holds, for an error."""
+    if isinstance(batch, Tensor):
+        return f"{batch.dtype} {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return ", ".join(f"{key} ({in_words(part)})" for key, part in batch.items())
+    return " and ".join(map(in_words, batch)) if isinstance(batch, tuple | list) else type(batch).__name__
 
 
 class Request(NamedTuple):

@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 from tqdm import tqdm
 
-from vit_lightning.data.batches import Batch, Pixels, Request, gather
+from vit_lightning.data.batches import Batch, Pixels, Request, gather, keys_of
 from vit_lightning.data.decoding import to_rgb
 from vit_lightning.data.images import centre_box
 from vit_lightning.data.per_image import seeded
 from vit_lightning.errors import UserError, named, of_others
-from vit_lightning.pairs import keys_of
 from vit_lightning.random_keys import one_key
 
 WANTED = "(image, label), the image a PIL image, a uint8 or float tensor (c, H, W) or a numpy array (H, W, c)"

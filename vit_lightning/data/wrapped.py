@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.batches import Batch
+from vit_lightning.data.batches import PAIR, Batch, as_batch, in_words, keys_of, tensors_in
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData, unseen
 from vit_lightning.data.items import Items, labels_of, read_item, to_pixels
 from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError, named, of_others
 from vit_lightning.limits import problems_of, refuse
-from vit_lightning.pairs import WANTED, in_words, keys_of, pair_of, tensors_in
 from vit_lightning.sizes import pair
 
 
@@ -210,7 +209,7 @@ class WrappedDataModule(ImageData):
     """Any ``LightningDataModule``, used as it is: its loaders, its augmentation, its batches.
 
     In a config ``data.class_path`` names the module itself, with its arguments beside those of this class. A
-    ViTClassifier takes batches with float images (b, c, H, W) and labels (b,), see ``pair_of``. A fact that is not
+    ViTClassifier takes batches with float images (b, c, H, W) and labels (b,), see ``as_batch``. A fact that is not
     given is an attribute of the module, or is read from its first training batch; the number of classes must be given
     or an attribute.
 
@@ -340,13 +339,12 @@ class WrappedDataModule(ImageData):
         is_ours = getattr(kind, "takes_pairs", False)
         if not is_ours and not self.changes_labels:
             return batch
-        pair = pair_of(batch[:2] if is_ours and isinstance(batch, tuple | list) else batch)
-        if pair is None or (self.changes_labels and pair.targets is not None):
+        found = as_batch(batch[:2] if is_ours and isinstance(batch, tuple | list) else batch)
+        if found is None or (self.changes_labels and found.targets is not None):
             needs = type(kind).__name__ if is_ours else "a model with its classes in another order"
-            raise UserError(f"data.{self.title}: a batch holds {in_words(batch)}, and {needs} takes {WANTED}")
+            raise UserError(f"data.{self.title}: a batch holds {in_words(batch)}, and {needs} takes {PAIR}")
         if is_ours:
-            indices: Any = None
-            return Batch(pair.images.to(kind.dtype), self.of_model(pair.labels), indices, None, pair.targets)
+            return found.replace(images=found.images.to(kind.dtype), labels=self.of_model(found.labels))
         labels = batch[keys_of(batch)[1]]  # type: ignore[index]
         return apply_to_collection(batch, Tensor, lambda part: self.of_model(part) if part is labels else part)
 

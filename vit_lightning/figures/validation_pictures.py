@@ -39,9 +39,8 @@ from vit_lightning.storage.wandb_values import IMAGES
 from vit_lightning.training.callbacks import (
     gather,
     has_whole_weights,
-    indices_of,
     is_due,
-    pair_with,
+    labelled,
     refuse_other_accuracy,
 )
 from vit_lightning.training.classifier import ViTClassifier
@@ -125,12 +124,14 @@ class ValidationPictures(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        pair = pair_with(outputs, batch) if self._due and not dataloader_idx else None
-        if pair is None or outputs.shape[1] != self.data.num_classes:
+        seen = sum(len(part[0]) for part in self._parts)
+        found = labelled(trainer, outputs, batch, seen) if self._due and not dataloader_idx else None
+        if found is None or outputs.shape[1] != self.data.num_classes:
             return
         confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
-        indices = indices_of(trainer, pair, sum(len(part[0]) for part in self._parts))
-        self._parts.append((indices, pair.labels, prediction, confidence))  # on the device, without waiting for it
+        self._parts.append(
+            (found.indices, found.labels, prediction, confidence)
+        )  # on the device, without waiting for it
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         average = pl_module.average if isinstance(pl_module, ViTClassifier) else None

@@ -21,9 +21,9 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 from tqdm import tqdm
 
+from vit_lightning.data.batches import Batch, as_batch, tensors_in
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS, Stage
-from vit_lightning.pairs import pair_of, tensors_in
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.lightning_detours import (
     accumulates,
@@ -190,12 +190,12 @@ class TestPredictions(Callback):
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if (batch := pair_with(outputs, batch)) is None:
+        if (batch := labelled(trainer, outputs, batch, sum(map(len, self._parts)))) is None:
             return
         logits = outputs.detach().float()
         confidence, prediction = logits.softmax(dim=-1).max(dim=-1)
         loss = cross_entropy(logits, batch.labels, reduction="none")
-        columns = [indices_of(trainer, batch, sum(map(len, self._parts))), batch.labels, prediction, confidence, loss]
+        columns = [batch.indices, batch.labels, prediction, confidence, loss]
         self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -226,24 +226,21 @@ def refuse_other_accuracy(trainer: Trainer, stage: Stage, right: int, images: in
             raise UserError(f"{text} (give another metric another name)")
 
 
-def pair_with(outputs: Any, batch: Any) -> Any:
-    """Returns ``pair_of`` of a batch if a step of validation or test returned its logits; else None."""
-    is_table = isinstance(outputs, torch.Tensor) and outputs.ndim == 2
-    pair = pair_of(batch) if is_table else None
-    return pair if pair is not None and len(outputs) == len(pair.labels) else None
-
-
-def indices_of(trainer: Trainer, batch: Any, before: int) -> torch.Tensor:
-    """Returns the index of each image in its split; of loaders of others by the order of Lightning's shares of ranks.
+def labelled(trainer: Trainer, outputs: Any, batch: Any, before: int) -> Batch | None:
+    """Returns ``as_batch`` of a batch with its indices, if a step of validation or test returned its logits; else None.
 
     Args:
         trainer: the Trainer.
-        batch: the batch.
+        outputs: what the step returned.
+        batch: the batch; one of a loader of others has indices in the order in which Lightning shares images out.
         before: images of this rank that came before.
     """
-    if (known := getattr(batch, "indices", None)) is not None:
-        return known  # type: ignore[no-any-return]
-    return torch.arange(before, before + len(batch.labels)) * trainer.world_size + trainer.global_rank
+    found = as_batch(batch) if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else None
+    if found is None or len(outputs) != len(found.labels):
+        return None
+    known: Any = found.indices
+    shared = torch.arange(before, before + len(outputs)) * trainer.world_size + trainer.global_rank
+    return found if known is not None else found.replace(indices=shared)
 
 
 def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
 import vit_lightning
+from vit_lightning.data.batches import as_batch, in_words
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
-from vit_lightning.pairs import in_words, pair_of
 from vit_lightning.training.callbacks import TrainingBar, accumulated_in, training_steps
 from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
@@ -299,7 +299,7 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
 
     A batch of a loader of the user's own is images, (images,) or (images, labels), and has no indices.
     """
-    pair = pair_of(batch)
+    pair = as_batch(batch)
     given = batch if pair is None else (pair.images, pair.labels)
     if isinstance(given, Mapping):
         needs = f"forward of {type(module).__name__} gets float images (b, c, H, W)"

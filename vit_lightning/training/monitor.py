@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from vit_lightning.pairs import tensors_in
+from vit_lightning.data.batches import tensors_in
 from vit_lightning.training.callbacks import Stopwatch, has_whole_weights
 from vit_lightning.training.lightning_detours import accumulates, call_around_fetches, logged_steps
 from vit_lightning.training.resources import peak_flops

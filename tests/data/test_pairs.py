@@ -15,7 +15,7 @@ from runs import SMALL
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
-from vit_lightning.pairs import pair_of, tensors_in
+from vit_lightning.data.batches import as_batch, tensors_in
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 OWN = """
@@ -233,6 +233,6 @@ def test_what_holds_no_pair_is_none_and_tensors_are_found_in_any_form():
         {"image": images},
         {"image": images, "images": images, "label": labels},
     ]
-    assert [pair_of(form) for form in (*forms, (images.byte(), labels), (images, labels.float()))] == [None] * 7
+    assert [as_batch(form) for form in (*forms, (images.byte(), labels), (images, labels.float()))] == [None] * 7
     nested = {"views": [images, (images, "a")], "more": {"labels": labels}, "count": 3}
     assert [tuple(part.shape) for part in tensors_in(nested)] == [(2, 1, 4, 4)] * 2 + [(2,)]
