@@ -201,6 +201,10 @@ def test_the_help_imports_nothing_heavy():
 def test_print_config_prints_a_config_and_does_nothing(in_folder, capsys):
     assert main(["fit", *SMALL, "--print_config"]) == 0
     assert "num_classes: 10" in capsys.readouterr().out
+    assert main(["fit", "--config=deit", "--model.depth=3", "--print_config"]) == 0  # without its images
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["model"]["init_args"]["depth"] == 3
+    assert "data.root=data/imagenet is not a folder" in printed.err
     assert not list(in_folder.iterdir())
 
 

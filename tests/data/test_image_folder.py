@@ -225,7 +225,9 @@ def test_bad_values_are_named_all_at_once(tmp_path):
     with pytest.raises(UserError) as caught:
         ImageFolder(root=tmp_path / "missing", image_size=0, min_area=0.0, val_share=1.0)
     named = [problem.split("=")[0] for problem in caught.value.problems]
-    assert named == ["val_share", "min_area", "image_size", "root"]
+    assert named == ["val_share", "min_area", "image_size"]
+    with pytest.raises(UserError, match=r"^root=.*missing is not a folder$"):
+        ImageFolder(root=tmp_path / "missing").check()
 
 
 @pytest.mark.parametrize("names", [("dev", "Testing"), ("val", "test")])

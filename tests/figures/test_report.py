@@ -156,7 +156,7 @@ def test_a_sample_takes_what_there_is():
 def test_losses_that_differ_in_kind_share_no_panel():
     rows = [{"step": 9, "val/loss": 2.0, "val/acc": 0.25}, {"step": 9, "train/loss": 1.0, "train/acc": 0.5}]
     plain = curves(rows, "run", best_step=10).axes
-    smoothed = curves(rows, "run", objective="label smoothing 0.1", best_step=10).axes
+    smoothed = curves(rows, "run", objective="label smoothing 0.1", averaged=True, best_step=10).axes
     assert [axis.get_ylabel() for axis in plain] == ["loss", "accuracy"]
     with_rate = curves([*rows, {"step": 9, "lr": 0.001}], "run").axes
     assert [axis.get_ylabel() for axis in with_rate] == ["loss", "accuracy", "learning rate"]
@@ -168,6 +168,7 @@ def test_losses_that_differ_in_kind_share_no_panel():
     [marked] = [line for line in plain[0].lines if line.get_linestyle() == ":"]
     [legend] = plain[0].figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["training", "validation", "best checkpoint (step 10)"]
+    assert smoothed[0].figure.legends[0].get_texts()[1].get_text() == "validation, averaged weights"
     assert {*marked.get_xdata()} == {10}
 
 

@@ -128,7 +128,7 @@ def test_a_vit_has_pictures_of_its_inside_and_training_is_the_same(tmp_path):
     drawn = Image.open(tmp_path / "a/validation/attention-0002.png")
     first = maps[0, 1] / maps[0, 1].max()
     side = 64 + 2
-    pixels = [drawn.getpixel((2 * side + 16 * column + 5, 16 * row + 5)) for row, column in np.ndindex(4, 4)]
+    pixels = [drawn.getpixel((2 * side + 16 * column + 5, 32 + 16 * row + 5)) for row, column in np.ndindex(4, 4)]
     colours = matplotlib.colormaps["viridis"]((255 * first).round().int().numpy(), bytes=True)[:, :3]
     assert np.abs(np.array(pixels) - colours).max() <= 2
     assert Image.open(tmp_path / "a/validation/positions-0002.png").size == (440, 440)

@@ -354,8 +354,8 @@ def test_the_caption_of_relevance_says_how_much_it_differs():
     found = survey(vit(), IMAGES)
     for values, text in {
         (1.0, 2.0): "1 (black) to 2",
-        (0.015625, 0.0156262): "0.0156 (black) to 0.0077 % more",
-        (0.015625, 0.015625): "0.0156 for all patches, a constant map",
+        (0.0156, 0.0157): "0.0156 to 0.0157, less than 1 % apart: drawn as constant",
+        (0.0, 1e-6): "0 (black) to 1e-06",
     }.items():
         one = replace(found, relevance=torch.tensor(values).repeat(2, 3))
         assert relevance_words(one, 0) == text

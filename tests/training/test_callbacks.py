@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
+from torchmetrics.classification import Accuracy, MulticlassAccuracy
 
 from vit_lightning import Digits, ViT, ViTClassifier
-from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar
+from vit_lightning.errors import UserError
+from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar, refuse_other_accuracy
 
 
 class Draws(ViTClassifier):
@@ -127,3 +129,26 @@ def test_the_lines_can_be_turned_off(capsys):
 def test_the_learning_rate_is_logged():
     run, _ = fit(LearningRate(), enable_progress_bar=False)
     assert float(run.callback_metrics["lr"]) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_accuracy_of_all_images_is_told_from_one_of_classes_and_of_batches():
+    """Torchmetrics' Accuracy is of all images by default, its MulticlassAccuracy of classes."""
+    labels, predictions = torch.tensor([0] * 70 + [1] * 21), torch.tensor([0] * 64 + [1] * 20 + [0] * 7)
+    right = (labels == predictions).float()
+    batches = sum((part.mean() * len(part) for part in right.split(32)), torch.tensor(0.0)) / 91  # as Lightning does
+    of_images = Accuracy(task="multiclass", num_classes=2)(predictions, labels)
+    of_classes, of_each = (MulticlassAccuracy(num_classes=n)(predictions, labels) for n in (2, 5))
+    of_last = torch.stack([part.mean() for part in right.split(32)]).mean()
+
+    def check(value):
+        trainer = SimpleNamespace(callback_metrics={"val/acc": value})
+        refuse_other_accuracy(trainer, "val", labels, predictions)
+
+    check(batches)
+    check(of_images)
+    for value in (of_classes, of_each):
+        with pytest.raises(UserError, match=r"^val/acc=0\.79\d+ is the mean over classes \(average=macro\)"):
+            check(value)
+    with pytest.raises(UserError, match=r"is no accuracy of all images: 78 of 91 images are right by the logits"):
+        check(of_last)
+    refuse_other_accuracy(SimpleNamespace(callback_metrics={"val/acc": of_last}), "val", labels - 1, predictions)

@@ -175,4 +175,4 @@ class Steps(Callback):
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         timed = self.times[WARM_UP:]
-        trainer.should_stop |= len(timed) > MOST or (len(timed) > 2 and timed[-1] - timed[0] > MOMENT)
+        trainer.should_stop |= len(timed) > MOST or (len(timed) > 1 and timed[-1] - timed[0] > MOMENT)

@@ -102,7 +102,8 @@ def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
         resumed = find_run(experiment, locks)
         if resumed is not None and resumed.results is not None:
             say(f"{resumed.folder} is finished already")
-            print_summary(resumed.folder, resumed.results)
+            with foreign(resumed.folder):
+                print_summary(resumed.folder, resumed.results)
             return resumed.results
         trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:

@@ -85,7 +85,10 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     module = read_module(reader, config)
     if module is not WRONG:
         config = as_lightning_trains(config, module.target)
-    data_part, data = _read_data(reader, with_class(config, "data", complete=merged.complete))
+    data_part, data, unread = _read_data(reader, with_class(config, "data", complete=merged.complete))
+    needs_data = not general.get("print_config")
+    if needs_data:
+        reader.problems += unread
     config = {**config, "loss": with_class_weights(reader, config.get("loss"), data)}
     setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     trained = merged.trained
@@ -134,7 +137,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         reader.problems += monitor_problems(trainer, settings["checkpoint"], known)
         reader.problems += mode_problems(trainer, settings["checkpoint"], known) if is_new else []
     refuse(_without_consequences(reader.problems))
-    assert data is not None
+    assert data is not None or not needs_data
 
     used = {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in setting_parts.items()}
     general |= {"experiment": general["experiment"] or "run", "metrics": [item.plain for item in metrics] or None}
@@ -150,7 +153,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         trained=trained,
         initial=initial,
         teacher=teacher,
-        replaced=tuple(merged.replaced),
+        replaced=(*merged.replaced, *unread),
         **vars(run),
         **of_call,
     )
@@ -251,19 +254,20 @@ def _read_settings(reader: Reader, key: str, config: Config) -> Any:
     return reader.part(Place(kind), given, key)
 
 
-def _read_data(reader: Reader, given: Any) -> tuple[Any, ImageData | None]:
-    """Returns the data of a config and makes it, or None."""
+def _read_data(reader: Reader, given: Any) -> tuple[Any, ImageData | None, list[str]]:
+    """Returns the data of a config, and makes it or says why its files cannot be read."""
     part = reader.part(Place(ImageData), given, "data")
     if (data := _made_data(reader, part)) is None:
-        return part, None
+        return part, None, []
     before = len(reader.problems)
     with problems_of(reader, "data", part):
         data.check()
-    if len(reader.problems) > before:
-        return part, None
+    if unread := reader.problems[before:]:
+        del reader.problems[before:]
+        return part, None, unread
     with problems_of(reader, "data", part):
         data.check_augment()
-    return replace(part, arguments={**part.arguments, **data.pinned()}), data
+    return replace(part, arguments={**part.arguments, **data.pinned()}), data, []
 
 
 def _for_classes_of(reader: Reader, trained: Trained, data: ImageData) -> tuple[Trained, ImageData | None]:

@@ -108,7 +108,7 @@ def merge_all(
     trained, initial = None, None
     if command in TRAINED:
         trained, first = _config_of_checkpoint(flags, facts, trust=trust)
-        if "data" not in first:  # weights of others, on the data of the config
+        if "data" not in first and "test_view" in trained.checkpoint:  # weights of others, on the data of the config
             sources, trained = _for_foreign(trained, sources)
     else:
         try:

@@ -75,17 +75,15 @@ class ImageFolder(ImageSet):
         self.root = Path(self.root)
         super().__post_init__()
 
-    def problems(self) -> list[str]:
-        problems = super().problems()
-        return problems if self.root.is_dir() else [*problems, f"root={self.root} is not a folder"]
-
     @cached_property
     def _folders(self) -> dict[Split, Path]:
         """Folder of each split that has one.
 
         Raises:
-            UserError: names folders whose split is ambiguous.
+            UserError: names folders whose split is ambiguous, or a root that is no folder.
         """
+        if not self.root.is_dir():
+            raise UserError(f"root={self.root} is not a folder")
         named, problems = by_split(sorted(_class_folders(self.root)))
         if named and "train" not in named:
             link = f"ln -s FOLDER {self.root / 'train'}, where it has another name"

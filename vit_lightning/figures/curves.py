@@ -46,9 +46,14 @@ def file_of(figure: Figure, kind: str = "png") -> bytes:
 
 def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
     """Draws ``curves.png`` of a finished run."""
-    mixed = bool(experiment.data.mixing)
+    ema = experiment.settings.ema
     drawn = curves(
-        read_metrics(folder), folder.name, objective=_objective(experiment), mixed=mixed, best_step=best_step
+        read_metrics(folder),
+        folder.name,
+        objective=_objective(experiment),
+        mixed=bool(experiment.data.mixing),
+        averaged=ema is not None and ema.decay is not None,
+        best_step=best_step,
     )
     save(drawn, folder / "curves.png")
 
@@ -67,7 +72,15 @@ def _objective(experiment: Experiment) -> str:
 
 
 @as_written
-def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, best_step: int | None = None) -> Figure:
+def curves(
+    rows: Rows,
+    title: str,
+    *,
+    objective: str = "",
+    mixed: bool = False,
+    averaged: bool = False,
+    best_step: int | None = None,
+) -> Figure:
     """Draws loss, accuracy and learning rate over the steps of a run, and marks its best checkpoint.
 
     Args:
@@ -76,6 +89,7 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         objective: differences of the training loss from plain cross entropy, such as label smoothing. With any, it has
             a panel of its own, and the cross entropy of training is drawn beside the loss of the validation.
         mixed: whether training images are mixed, so that their accuracy is that of the larger part.
+        averaged: whether validation is of averaged weights.
         best_step: optimizer steps before the best checkpoint.
     """
     batches = [("train/loss_step", BATCH)] if _series(rows, "train/loss_step")[0] else []  # none in a short run
@@ -115,7 +129,7 @@ def curves(rows: Rows, title: str, *, objective: str = "", mixed: bool = False, 
         axis.grid(alpha=0.3)
     if objective and "training loss" in panels:
         axes[0].set_title(objective, fontsize=8, wrap=True)
-    key = {"training" + ", mixed images" * mixed: TRAIN, "validation": VAL}
+    key = {"training" + ", mixed images" * mixed: TRAIN, "validation" + ", averaged weights" * averaged: VAL}
     key = {"training, of a batch": BATCH} | key if batches else key
     if best_step is not None:
         key[f"best checkpoint (step {best_step:,})"] = {"color": "0.4", "linestyle": ":"}

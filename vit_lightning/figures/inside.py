@@ -11,11 +11,11 @@ from einops import rearrange
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vit_lightning.figures.curves import as_written
-from vit_lightning.figures.pictures import CELL
+from vit_lightning.figures.pictures import CELL, font
 from vit_lightning.inspect.survey import Survey
 from vit_lightning.inspect.tokens import OUTLIER, cka, outliers
 
@@ -57,14 +57,22 @@ def views(found: Survey, number: int) -> dict[str, Image.Image]:
 
 
 def attention_sheet(images: np.ndarray[Any, Any], maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
-    """Draws images (b, c, H, W), uint8, in a row each, with a map (b, l, n) for each layer beside it."""
+    """Draws images (b, c, H, W), uint8, in a row each, with a map (b, l, n) for each layer beside it, by its number."""
     channels = images if images.shape[1] == 3 else images[:, :1].repeat(3, axis=1)
     shares = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
     shown = rearrange(PALETTE[(255 * shares).round().astype(np.uint8)], "b l (y x) c -> b l y x c", x=columns)
     sides = [max(1, SMALL // max(images.shape[2:])) * size for size in images.shape[2:]]
     tiles = [_stretched(each, sides) for each in (rearrange(channels, "b c y x -> b 1 y x c"), shown)]
     spaced = np.pad(np.concatenate(tiles, axis=1), [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)], constant_values=255)
-    return Image.fromarray(rearrange(spaced, "b l y x c -> (b y) (l x) c"))
+    drawn = Image.fromarray(rearrange(spaced, "b l y x c -> (b y) (l x) c"))
+    title = "where the head looks, by layer; yellow: a map's largest weight"
+    picture = Image.new("RGB", (max(drawn.width, int(font(12).getlength(title)) + 8), drawn.height + 32), "white")
+    picture.paste(drawn, (0, 32))
+    draw = ImageDraw.Draw(picture)
+    draw.text((4, 2), title, "black", font(12))
+    for layer in range(1, maps.shape[1] + 1):
+        draw.text(((layer + 0.5) * spaced.shape[3], 17), str(layer), "black", font(11), anchor="ma")
+    return picture
 
 
 def _stretched(pixels: np.ndarray[Any, Any], sides: Sequence[int]) -> np.ndarray[Any, Any]:
@@ -109,9 +117,9 @@ def outliers_of(found: Survey) -> Tensor:
 
 
 def is_constant(values: Tensor) -> bool:
-    """Whether values differ by no more than float32 rounds."""
+    """Whether values differ by less than 1 % of the largest, which a map would show in full contrast."""
     least, most = values.aminmax()
-    return bool(most - least <= 1e-6 * values.abs().max())
+    return bool(most - least <= 0.01 * values.abs().max())
 
 
 def relevance_words(found: Survey, number: int) -> str:
@@ -121,9 +129,7 @@ def relevance_words(found: Survey, number: int) -> str:
     values = found.relevance[number]
     least, most = map(float, values.aminmax())
     if is_constant(values):
-        return f"{least:.3g} for all patches, a constant map"
-    if f"{least:.3g}" == f"{most:.3g}":
-        return f"{least:.3g} (black) to {100 * (most / least - 1):.2g} % more"
+        return f"{least:.3g} to {most:.3g}, less than 1 % apart: drawn as constant"
     return f"{least:.3g} (black) to {most:.3g}"
 
 

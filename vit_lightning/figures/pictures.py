@@ -78,7 +78,7 @@ def sheet(
     rows = -(-len(images) // columns)
     picture = Image.new("RGB", (wide * columns, high * rows + above), "white")
     draw = ImageDraw.Draw(picture)
-    draw.text((6, 5), title, "black", _font(14))
+    draw.text((6, 5), title, "black", font(14))
     for number, (image, caption, bad) in enumerate(zip(images, captions, wrong or [False] * len(images), strict=True)):
         row, column = divmod(number, columns)
         shown = enlarged(image, cell)
@@ -88,7 +88,7 @@ def sheet(
             draw.rectangle((left - 3, top - 3, left + shown.width + 2, top + shown.height + 2), outline=_RED, width=3)
         for line, text in enumerate(caption.split("\n")):
             place = (column * wide + wide / 2, top + shown.height + 3 + 14 * line)
-            draw.text(place, short(text, wide - 6), _RED if bad else "black", _font(12), anchor="ma")
+            draw.text(place, short(text, wide - 6), _RED if bad else "black", font(12), anchor="ma")
     return picture
 
 
@@ -133,19 +133,19 @@ def confusion_picture(confusion: Sequence[Sequence[int]], names: Sequence[str], 
     colours = (255 + depth * (np.array(_BLUE) - 255)).astype(np.uint8)
     scale = next((scale for most, scale in SCALES.items() if classes <= most), max(1, MATRIX // side))
     shown = [short(name, 160) for name in names] if classes <= max(SCALES) else []
-    margin = max([24, *(int(_font(12).getlength(name)) + 28 for name in shown)])
-    width = max(margin + side * scale + 8, int(_font(14).getlength(title)) + 12)
+    margin = max([24, *(int(font(12).getlength(name)) + 28 for name in shown)])
+    width = max(margin + side * scale + 8, int(font(14).getlength(title)) + 12)
     picture = Image.new("RGB", (width, margin + side * scale + 26), "white")
     draw = ImageDraw.Draw(picture)
-    draw.text((6, 5), title, "black", _font(14))
+    draw.text((6, 5), title, "black", font(14))
     picture.paste(_upright("true class"), (3, 26 + (side * scale - 60) // 2))
-    draw.text((margin + side * scale / 2, picture.height - 5), "predicted class", "black", _font(12), anchor="ms")
+    draw.text((margin + side * scale / 2, picture.height - 5), "predicted class", "black", font(12), anchor="ms")
     grid = Image.fromarray(colours).resize((side * scale, side * scale), Image.Resampling.NEAREST)
     picture.paste(grid, (margin, 26))
     draw.rectangle((margin - 1, 25, margin + side * scale, 26 + side * scale), outline=(150, 150, 150))
     for number, name in enumerate(shown):
         middle = 26 + (number + 0.5) * scale
-        draw.text((margin - 5, middle), name, "black", _font(12), anchor="rm")
+        draw.text((margin - 5, middle), name, "black", font(12), anchor="rm")
         label = _upright(name)
         picture.paste(label, (round(margin - 26 + middle - label.width / 2), 26 + side * scale + 5))
     for (row, column), count in np.ndenumerate(matrix if numbered else np.zeros((0, 0))):
@@ -155,7 +155,7 @@ def confusion_picture(confusion: Sequence[Sequence[int]], names: Sequence[str], 
             if classes <= 10:
                 text += f"\n{100 * shares[row, column]:.0f} %"
             ink = "white" if shares[row, column] > 0.5 else "black"
-            draw.text(place, text, ink, _font(11), anchor="mm", align="center", spacing=2)
+            draw.text(place, text, ink, font(11), anchor="mm", align="center", spacing=2)
     return picture
 
 
@@ -170,21 +170,22 @@ def enlarged(image: Array, cell: int = CELL) -> Image.Image:
 
 
 def _upright(text: str) -> Image.Image:
-    drawn = Image.new("RGB", (int(_font(12).getlength(text)) + 2, 16), "white")
-    ImageDraw.Draw(drawn).text((1, 1), text, "black", _font(12))
+    drawn = Image.new("RGB", (int(font(12).getlength(text)) + 2, 16), "white")
+    ImageDraw.Draw(drawn).text((1, 1), text, "black", font(12))
     return drawn.transpose(Image.Transpose.ROTATE_90)
 
 
 def short(text: str, pixels: float) -> str:
     """Returns the beginning of a text, as one line, that is at most so many pixels wide."""
     shown = text = " ".join(text.split())
-    while shown and _font(12).getlength(shown) > pixels:
+    while shown and font(12).getlength(shown) > pixels:
         shown = shown[:-1]
     return text if shown == text else f"{shown[:-1]}\u2026"
 
 
 @cache
-def _font(size: int) -> Any:
+def font(size: int) -> Any:
+    """Returns the font of all pictures, in so many pixels."""
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 

@@ -99,7 +99,7 @@ class ValidationPictures(Callback):
         self.data, self.mirror, self.every_n_epochs = data, mirror, every_n_epochs
         self._due = False
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        self._right: tuple[int, int] | None = None
+        self._of_images = torch.empty(2, 0)
         self._sample: list[int] | None = None
         self._images: Array | None = None
 
@@ -147,7 +147,7 @@ class ValidationPictures(Callback):
             pl_module.log(RAW_ACCURACY, raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
         classes = self.data.num_classes
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
-        self._right = (int((table[:, 1] == table[:, 2]).sum()), len(table)) if len(table) == len(rows) > 0 else None
+        self._of_images = rows[:, 1:3].long().T
         if len(table) and is_first():
             try:
                 self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
@@ -155,8 +155,8 @@ class ValidationPictures(Callback):
                 warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._due and self._right is not None:
-            refuse_other_accuracy(trainer, "val", *self._right)
+        if self._due:
+            refuse_other_accuracy(trainer, "val", *self._of_images)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)

@@ -305,7 +305,7 @@ def _price(analysis: Analysis, one: ArmComparison) -> str:
     """Says how long an arm trains beside the other, if that differs by a tenth or more."""
     times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
     ratio = times[one.arm] / times[one.other] if times[one.other] > 0 else math.nan
-    return f"; trains {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
+    return f"; trained {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
 
 
 def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> tuple[int, float]:

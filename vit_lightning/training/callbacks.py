@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, ProgressB
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
+from torchmetrics.functional.classification import multiclass_accuracy
 from tqdm import tqdm
 
 from vit_lightning.data.batches import Batch, as_batch, tensors_in
@@ -208,21 +209,30 @@ class TestPredictions(Callback):
             name: column.numpy().astype(np.float32 if name in real else np.int32)
             for name, column in zip(names, rows.T, strict=True)
         }
-        refuse_other_accuracy(trainer, "test", int((rows[:, 1] == rows[:, 2]).sum()), len(rows))
+        refuse_other_accuracy(trainer, "test", rows[:, 1].long(), rows[:, 2].long())
 
 
-def refuse_other_accuracy(trainer: Trainer, stage: Stage, right: int, images: int) -> None:
-    """Checks that the accuracy that a module has logged is that of the logits that it returns.
+def refuse_other_accuracy(trainer: Trainer, stage: Stage, labels: torch.Tensor, predictions: torch.Tensor) -> None:
+    """Checks that the accuracy that a module has logged is that of the logits that it returns, over all images.
+
+    Labels below 0 are those that a loss ignores: then nothing is checked.
 
     Raises:
-        UserError: it is another one.
+        UserError: it is another one, such as the mean over classes.
     """
+    if not len(labels) or labels.min() < 0:
+        return
+    right, images = int((labels == predictions).sum()), len(labels)
     for name, value in trainer.callback_metrics.items():
         is_accuracy = re.fullmatch(rf"{stage}[/_](acc|accuracy)(_epoch)?", name)
         if is_accuracy and not abs(float(value) - right / images) <= 0.5 / images + 1e-6:
             steps = {"val": "validation_step"}.get(stage, f"{stage}_step")
+            classes = int(torch.cat([labels, predictions]).max()) + 1
+            of_classes = multiclass_accuracy(predictions, labels, num_classes=max(2, classes), average="macro")
+            is_macro = abs(float(value) - float(of_classes)) < 1e-5
+            what = "is the mean over classes (average=macro), no" if is_macro else "is no"
             counted = f"{right:,} of {images:,} images are right by the logits that {steps} returns"
-            text = f"{name}={float(value):.6g} is no accuracy of all images: {counted}, {right / images:.6g}"
+            text = f"{name}={float(value):.6g} {what} accuracy of all images: {counted}, {right / images:.6g}"
             raise UserError(f"{text} (give another metric another name)")
 
 
