@@ -229,6 +229,7 @@ def show_batch(experiment: Experiment) -> None:
         data.num_workers, data.in_memory = 0, False  # a few images of one batch
         data.prepare_data()
         data.setup("fit")
+        data.dataset("train")  # a LightningDataModule has none that can be drawn
         batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
         pixels = visible(data, batch.images[:SHOWN])
         titles = label_texts(batch, data.class_names)[:SHOWN]

@@ -252,7 +252,14 @@ class WrappedDataModule(ImageData):
         size: Any = image_size or getattr(module, "image_size", None)
         channels = in_channels or getattr(module, "in_channels", None)
         if size is None or channels is None:
-            shape = self._first_images().shape
+            with of_others(f"{self.title}: its first batch: "), seeded():
+                module.prepare_data()
+                module.setup("fit")
+                batch = next(iter(module.train_dataloader()))
+            shape = next((part.shape for part in tensors_in(batch) if part.ndim == 4), None)
+            if shape is None:
+                lacking = "its first batch has no images (b, c, H, W)"
+                raise UserError(f"{self.title}: {lacking} (give data.image_size and data.in_channels)")
             size, channels = size or shape[2:], channels or shape[1]
         self.image_size, self.in_channels = pair(size), channels
 
@@ -272,30 +279,12 @@ class WrappedDataModule(ImageData):
             "a resumed run has the same images, and a run that is resumed inside an epoch is not bit-identical"
         )
 
-    def _first_images(self) -> Tensor:
-        """Returns the images of the first training batch."""
-        with of_others(f"{self.title}: its first batch: "), seeded():
-            self.module.prepare_data()
-            self.module.setup("fit")
-            batch = next(iter(self.module.train_dataloader()))
-        images = next((part for part in tensors_in(batch) if part.ndim == 4), None)
-        if images is None:
-            lacking = "its first batch has no images (b, c, H, W)"
-            raise UserError(f"{self.title}: {lacking} (give data.image_size and data.in_channels)")
-        return images
-
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         raise UserError(f"data.{self.title}: single images of a LightningDataModule cannot be read")
-
-    def model_input(self, batch: Batch, completed: int) -> Batch:
-        raise UserError(f"data.{self.title}: the images of a LightningDataModule cannot be drawn")
 
     def test_view(self) -> dict[str, Any]:
         """Returns the class names: the preprocessing of test images is the module's own."""
         return {"class_names": list(self.class_names)}
-
-    def check_augment(self) -> None:
-        """Returns at once: there is nothing of ours."""
 
     def fingerprint(self) -> str:
         """Returns an empty text: the images are not known."""
