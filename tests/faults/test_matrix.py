@@ -20,10 +20,9 @@ from vit_lightning.models.heads import POOLS
 from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.models.patches import PROJECTIONS
 from vit_lightning.models.positions import POSITIONS
-from vit_lightning.training.distillation import DistillationConfig
-from vit_lightning.training.losses import LossConfig
+from vit_lightning.training.losses import DistillationConfig, LossConfig
 from vit_lightning.training.optim import OptimizerConfig
-from vit_lightning.training.schedules import Schedule
+from vit_lightning.training.optimizers import Schedule
 
 RUN = (*(flag for flag in harness.FLAGS if not flag.startswith("--model.")), "--trainer.max_epochs=2")
 MODEL = ("--model.patch_size=4", "--model.emb_size=16", "--model.depth=2", "--model.num_heads=2")

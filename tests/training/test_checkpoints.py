@@ -19,7 +19,7 @@ from vit_lightning.errors import Diverged
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
-from vit_lightning.training.divergence import FiniteGuard
+from vit_lightning.training.monitor import FiniteGuard
 
 
 def network(**arguments) -> ViT:

@@ -41,7 +41,7 @@ from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.training.compiled import CAST, JoinedCasts, compile_module, gpu_options
-from vit_lightning.training.distillation import Distillation, DistillationConfig, Teacher
+from vit_lightning.training.losses import Distillation, DistillationConfig, Teacher
 from vit_lightning.training.resources import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -16,10 +16,9 @@ from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TrainingBar
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
-from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.endings import StopOnSignal
 from vit_lightning.training.lightning_detours import leave_signals_to_us, send_no_tables
-from vit_lightning.training.monitor import Monitor
+from vit_lightning.training.monitor import FiniteGuard, Monitor
 
 WAITS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal, torch.ops.aten.masked_select}
 """Operations for whose result the main thread waits on a GPU."""

@@ -15,8 +15,8 @@ from vit_lightning.commands.trained import validate
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
-from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
+from vit_lightning.training.monitor import FiniteGuard
 from vit_lightning.weights.adapt import merged
 from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.sources import open_source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ RUN += ("--data.batch_size=40", "--checkpoint.every_n_steps=1", "--trainer.log_e
 OWN = '''
 import copy, random
 from collections import deque
-from dataclasses import dataclass
 import numpy as np
 import torch
 from lightning.pytorch import Callback
@@ -32,10 +32,10 @@ def scale(module, factor):
 class Stateless(Callback):
     """Remembers things of many kinds in attributes, and acts on weights by each."""
     def __init__(self):
-        self.count, self.draw, self.numbers = 0, random.Random(0), np.random.default_rng(0)
-        self.torchs, self.recent, self.table = torch.Generator().manual_seed(1), deque(maxlen=3), np.zeros(2)
+        self.count, self.recent, self.table, self.means = 0, [], np.zeros(2), {"mean": None}
     def on_train_start(self, trainer, pl_module):
         self.start = [weight.detach().clone() for weight in pl_module.parameters()]
+        self.weights = dict(pl_module.named_parameters())
         scale(pl_module, 0.5)
     def on_train_epoch_start(self, trainer, pl_module):
         self.first = True
@@ -47,11 +47,11 @@ class Stateless(Callback):
         self.count += 1
         self.table[self.count % 2] += 1
         self.recent.append(float(next(pl_module.parameters()).sum()))
-        drawn = self.draw.random() + self.numbers.random() + float(torch.rand(1, generator=self.torchs))
+        self.means["mean"] = np.mean(self.recent[-3:])
         if self.count % 2:
-            scale(pl_module, 1 - 1e-3 * (drawn + abs(sum(self.recent)) + self.table[0]))
+            scale(pl_module, 1 - 1e-3 * (abs(self.means["mean"]) + self.table[0]))
             with torch.no_grad():
-                for weight, start in zip(pl_module.parameters(), self.start):
+                for weight, start in zip(self.weights.values(), self.start):
                     weight.lerp_(start, 0.01)
 
 class Stateful(Callback):
@@ -84,23 +84,18 @@ class Decay(Callback):
         for group in trainer.optimizers[0].param_groups:
             group["weight_decay"] = 0.3 + 2 * group["weight_decay"]
 
-@dataclass
-class Mean:
-    total: float = 0.0
-
-class Smoothing(Callback):
-    """Changes a layer, by a number in an object of its own."""
-    def __init__(self): self.mean = Mean()
-    def on_train_batch_end(self, trainer, pl_module, outputs, *others):
-        self.mean.total += float(outputs["loss"])
-        scale(pl_module, 1 - 1e-3 * self.mean.total)
-
 class Accumulate(Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         trainer.accumulate_grad_batches = 2
 
 class Opaque(Callback):
-    def __init__(self): self.numbers = np.random.RandomState(0)
+    def __init__(self):
+        self.draw, self.numbers, self.torchs = random.Random(0), np.random.RandomState(0), torch.Generator()
+        self.recent, self.mean = deque(maxlen=3), Mean()
+        self.constant, self.plain = (scale, Mean, self.setup), [1.0, {"a": torch.ones(1)}]
+
+class Mean:
+    total = 0.0
 
 class Other(Callback):
     def on_train_end(self, trainer, pl_module): scale(pl_module, 0.5)
@@ -164,8 +159,7 @@ def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kep
         ("WeightAveraging",),
         ("Timer", "LearningRateMonitor", "{class_path: EarlyStopping, monitor: val/acc, mode: max}", "ModelCheckpoint"),
         ("own.Stateful",),
-        ("own.Stateless", "own.Smoothing"),
-        ("own.Average",),
+        ("own.Stateless",),
         ("own.Unfreeze",),
         ("own.Decay",),
     ],
@@ -201,9 +195,18 @@ def test_accumulation_that_nothing_counts_is_refused_before_the_first_step(own, 
     assert "trainer.accumulate_grad_batches=2 in epoch 0" in capfd.readouterr().err
 
 
-def test_an_attribute_that_no_checkpoint_holds_is_named_before_the_first_step(own):
-    with pytest.warns(UserWarning, match=r"Opaque\.numbers: in no checkpoint"):
-        assert main([*RUN, callbacks("own.Opaque"), "--trainer.max_steps=1"]) == 0
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [("Opaque", ["draw", "mean", "numbers", "recent", "torchs"]), ("Average", ["average"]), ("Stateful", [])],
+)
+def test_attributes_that_no_checkpoint_holds_are_named_before_the_first_step(own, name, attributes):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert main([*RUN, callbacks(f"own.{name}"), "--trainer.max_steps=1"]) == 0
+    texts = [str(one.message) for one in said if ": in no checkpoint: " in str(one.message)]
+    assert [text.partition(": ")[0] for text in texts] == [
+        text for text in [", ".join(f"{name}.{attribute}" for attribute in attributes)] if text
+    ]
 
 
 OLD = """

@@ -10,7 +10,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from vit_lightning import OptimizerConfig
 from vit_lightning.training.optim import optimizer_and_schedule
-from vit_lightning.training.schedules import lr_factor
+from vit_lightning.training.optimizers import lr_factor
 
 
 def factors(schedule, **settings):

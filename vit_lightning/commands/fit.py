@@ -50,10 +50,9 @@ from vit_lightning.storage.wandb_mirror import DIFF, WandbMirror, run_id, run_of
 from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.divergence import FiniteGuard
 from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
-from vit_lightning.training.monitor import Monitor
+from vit_lightning.training.monitor import FiniteGuard, Monitor
 from vit_lightning.training.own_state import OwnState
 from vit_lightning.training.resources import forward_flops, free_memory, keep_freed_memory, peak_memory_mb
 

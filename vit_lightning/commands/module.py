@@ -18,10 +18,10 @@ from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import REPLAYS, compile_module
-from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.fine_tuning import head_state
 from vit_lightning.training.lightning_detours import predict_with, send_no_tables
+from vit_lightning.training.losses import Distillation
 
 
 def make_module(experiment: Experiment) -> LightningModule:

@@ -25,9 +25,9 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.resize import ResizePositions
-from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fast_paths import describe
 from vit_lightning.training.fine_tuning import freeze_backbone
+from vit_lightning.training.losses import Teacher
 from vit_lightning.weights.init_from import FirstWeights
 
 

@@ -28,8 +28,8 @@ from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
-from vit_lightning.training.distillation import Teacher
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
+from vit_lightning.training.losses import Teacher
 from vit_lightning.weights.hubs import LIBRARIES
 from vit_lightning.weights.sources import open_teacher
 

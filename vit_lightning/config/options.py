@@ -15,10 +15,9 @@ from vit_lightning.limits import at_least, is_plain_name, problems_of, refuse
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.storage.wandb_mirror import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
-from vit_lightning.training.distillation import DistillationConfig
 from vit_lightning.training.ema import EMAConfig
 from vit_lightning.training.fine_tuning import LoraConfig
-from vit_lightning.training.losses import LossConfig, OwnLoss
+from vit_lightning.training.losses import DistillationConfig, LossConfig, OwnLoss
 from vit_lightning.training.optim import OptimizerConfig
 
 TRAINED = ("validate", "test", "predict")

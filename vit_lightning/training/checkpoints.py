@@ -6,7 +6,7 @@ import math
 import shutil
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from vit_lightning.errors import UserError
@@ -26,7 +25,7 @@ from vit_lightning.storage.folder import is_first
 from vit_lightning.training import lightning_detours as detours
 from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.divergence import FiniteGuard
+from vit_lightning.training.monitor import FiniteGuard
 
 
 @dataclass
@@ -88,8 +87,7 @@ class Checkpoints(Checkpoint):
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._lost_step = 0  # of a better one that a disk has not taken
         self._finished = False
-        # step of the last save, norms of the weights then, and of those in the file
-        self._norms: tuple[int, list[Tensor], list[Tensor]] = -1, [], []
+        self._norms: tuple[int, list[Tensor]] = -1, []  # of the weights in the last file, and its step
         self._is_measured = True  # else the metrics are of weights that have changed since
         self._resumed = False
         self._before_validation = False
@@ -97,8 +95,7 @@ class Checkpoints(Checkpoint):
         self._max_steps: int | None = None  # kept until the validation with which a resumed run begins
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if is_overridden("on_train_end", pl_module):
-            detours.call_after_training(trainer, lambda: self._end(trainer))
+        detours.call_after_training(trainer, lambda: self._end(trainer))
         if self._begins_with_validation:  # Lightning would not even begin if max_steps have been trained
             loop = trainer.fit_loop.epoch_loop
             self._max_steps, loop.max_steps = loop.max_steps, -1
@@ -168,29 +165,28 @@ class Checkpoints(Checkpoint):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer)
+        self._finished = True
+
+    def _end(self, trainer: Trainer) -> None:
+        self._save_last(trainer)
+        self.finish(trainer)
         self._check_best(trainer)
         if self._lost_step:
             lost = f"that of step {self._lost_step} was better, and the disk did not take it"
             warnings.warn(f"{self.best}: {lost}: what is tested is of step {self.best_step}", stacklevel=2)
 
-    def _end(self, trainer: Trainer) -> None:
-        """Writes the last checkpoint; weights that hooks have changed since the last validation are those to test."""
-        step, own, validated = self._norms
-        changed = step == trainer.global_step and not _equal(own, _norms(trainer.lightning_module.parameters()))
-        if changed:  # a callback may have saved these already, as Lightning's averages do
-            detours.call_save_hooks(trainer)
-            changed = not _equal(validated, self._norms[2])
-        if trainer.strategy.broadcast(changed and self.best_score is not None):
+    def _measure(self, trainer: Trainer, weights: list[Tensor]) -> None:
+        """Forgets the best checkpoint if hooks of the end of training have changed what a checkpoint holds."""
+        (step, before), norms = self._norms, [weight.detach().norm() for weight in weights]
+        self._norms = trainer.global_step, norms
+        changed = self._finished and step == trainer.global_step and not all(map(torch.equal, before, norms))
+        if self._finished and trainer.strategy.broadcast(changed and self.best_score is not None):
+            self._is_measured = False
             text = "a callback or the module has changed the weights at the end of training: these are kept and tested"
             warnings.warn(f"{text}, not the best before, of step {self.best_step}", stacklevel=2)
-            self.finish(trainer)
-            self.best_score, self.best_step, self._is_measured = None, 0, False
+            self.best_score, self.best_step = None, 0
             if is_first():
                 self.best.unlink(missing_ok=True)
-        self._finished = True
-        self._save_last(trainer)
-        self.finish(trainer)
 
     def _save_last(self, trainer: Trainer) -> None:
         self.finish(trainer)
@@ -264,8 +260,9 @@ class Checkpoints(Checkpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
-        saved = (checkpoint["state_dict"].get(name) for name, _ in pl_module.named_parameters())
-        self._norms = trainer.global_step, _norms(pl_module.parameters()), _norms(saved)
+        names = checkpoint["state_dict"].keys() & dict(pl_module.named_parameters())
+        self._measure(trainer, [checkpoint["state_dict"][name] for name in sorted(names)])
+        checkpoint["callbacks"][self.state_key] = self.state_dict()
         # callbacks that stop early do not stop a resumed run again
         checkpoint["finished"] = self._finished or detours.stops_early(trainer)
         checkpoint["between_steps"] = not detours.accumulates(trainer)
@@ -312,14 +309,6 @@ class Checkpoints(Checkpoint):
             text = "is missing: the best checkpoint is chosen among later validations, or else the last is tested"
             warnings.warn(f"{self.best} {text}", stacklevel=2)
             self.best_score, self.best_step = None, 0
-
-
-def _norms(weights: Iterable[Tensor | None]) -> list[Tensor]:
-    return [weight.detach().norm() for weight in weights if weight is not None]
-
-
-def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
-    return len(before) == len(now) and all(map(torch.equal, before, now))
 
 
 def _fingerprint(trainer: Trainer) -> str:

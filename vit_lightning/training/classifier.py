@@ -20,10 +20,17 @@ from vit_lightning.data.batches import as_batch, in_words
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
 from vit_lightning.training.callbacks import TrainingBar, accumulated_in, training_steps
-from vit_lightning.training.distillation import Distillation
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import is_attached, log_again
-from vit_lightning.training.losses import Criterion, HeadsLoss, LossConfig, OwnLoss, make_loss, mean_over_heads
+from vit_lightning.training.losses import (
+    Criterion,
+    Distillation,
+    HeadsLoss,
+    LossConfig,
+    OwnLoss,
+    make_loss,
+    mean_over_heads,
+)
 from vit_lightning.training.optim import ConfiguredGroups, OptimizerConfig, optimizer_and_schedule
 
 

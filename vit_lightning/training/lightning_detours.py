@@ -346,11 +346,6 @@ def row_to_come(trainer: Trainer) -> dict[str, Any]:
     return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
 
 
-def call_save_hooks(trainer: Trainer) -> None:
-    """Calls all hooks of a checkpoint, which may hold other weights than the module, without writing one."""
-    trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-
-
 def as_step_gets_it(trainer: Trainer, module: LightningModule, batch: Any) -> Any:
     """Returns a batch of a loader after all hooks, on the device; Lightning's strategy leaves out the first hook."""
     batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))

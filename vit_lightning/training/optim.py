@@ -16,8 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
 from vit_lightning.limits import problems_of, refuse
-from vit_lightning.training.optimizers import Lamb, Lion, MuonWithAdamW
-from vit_lightning.training.schedules import OwnSchedule, Schedule, lr_factor
+from vit_lightning.training.optimizers import Lamb, Lion, MuonWithAdamW, OwnSchedule, Schedule, lr_factor
 
 _OPTIMIZERS = {
     "betas": ("adamw", "adam", "lamb", "lion", "muon"),
