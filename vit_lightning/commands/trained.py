@@ -129,7 +129,8 @@ def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
     """
     data = experiment.data
     assert isinstance(data, ImageFiles)
-    data.files = files = find_images(experiment.images, left_out := Counter())
+    left_out = Counter[str]()
+    data.files = files = find_images(experiment.images, left_out)
     if left_out:
         say(in_words(left_out))
     with session(experiment, "predict") as folder:

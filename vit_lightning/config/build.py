@@ -144,7 +144,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     parts = {"module": module if module.name else None, "model": network, "data": data_part, **used, "trainer": trainer}
     return Experiment(
         config=plain({**{name: general[name] for name in signature_of(ConfigOptions).options}, **parts}),
-        data=data,
+        data=data,  # type: ignore[arg-type]  # None where the config alone is printed
         network=network,
         module=module,
         trainer_part=trainer,
