@@ -439,3 +439,18 @@ def test_several_sets_in_a_folder_are_refused(tmp_path):
     (tmp_path / "large" / "train-0.parquet").write_bytes(b"cut short")
     with pytest.raises(UserError, match=r"train-0\.parquet is damaged: "):
         of(tmp_path, tmp_path / "large").check()
+
+
+@installed
+@pytest.mark.parametrize("labels", [("1", "2", "x"), ("1.0", "2.0", "3.0"), ("1", "2", "03")])
+def test_labels_of_lists_are_read_as_text(tmp_path, labels):
+    for split, classes in ("train", labels), ("test", labels[:2]):
+        (tmp_path / split).mkdir()
+        names = [f"{label}_{number}.png" for label in classes for number in range(6)]
+        for name in names:
+            Image.new("RGB", (8, 8)).save(tmp_path / split / name)
+        listed = [f"{name},{name.partition('_')[0]}" for name in names]
+        (tmp_path / split / "metadata.csv").write_text("\n".join(["file_name,label", *listed]) + "\n")
+    data = of(tmp_path, tmp_path, val_share=0.2)
+    assert data.class_names == list(labels)
+    assert data.source_splits()["test"].labels == [0] * 6 + [1] * 6

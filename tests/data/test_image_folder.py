@@ -450,3 +450,34 @@ def test_links_are_followed_once_and_not_back(tmp_path):
     found = [path for split in ("train", "val", "test") for path in files(data, split) if "cat" in path.parts]
     assert sorted(found) == sorted([*(root / "cat").glob("*.jpg"), *(root / "cat/again").rglob("*.jpg")])
     assert len(found) == 8
+
+
+@pytest.mark.parametrize(
+    "names", [("asl_train", "asl_test"), ("imagenet_train", "imagenet_val"), ("train-folder", "test-folder")]
+)
+def test_folders_of_which_each_name_tells_a_split_are_splits(tmp_path, names):
+    root = make_folder(tmp_path, *names)
+    (root / names[0]).rename(root / "inner")
+    (root / names[0]).mkdir()
+    (root / "inner").rename(root / names[0] / names[0])  # as archives have it
+    data = ImageFolder(root=root, image_size=8)
+    assert data.class_names == list(CLASSES)
+    other = "val" if "val" in names[1] else "test"
+    assert {path.relative_to(root).parts[0] for path in files(data, other)} == {names[1]}
+    assert len(files(data, other)) == 30
+
+
+@pytest.mark.parametrize("names", [("bullet_train", "steam_train"), ("bullet_train", "car")])
+def test_classes_with_the_name_of_a_split_inside_are_classes(tmp_path, names):
+    for name in names:
+        write_images(tmp_path / name, 10)
+    assert ImageFolder(root=tmp_path, image_size=8).class_names == list(names)
+
+
+@pytest.mark.parametrize("name", ["test1", "test", "asl_test"])
+def test_a_folder_of_a_split_without_class_folders_is_as_if_missing(tmp_path, name):
+    root = make_folder(tmp_path, f"{name[:-4]}train" if "_" in name else "train")
+    write_images(root / name, 4)
+    data = ImageFolder(root=root, image_size=8)
+    assert [len(files(data, split)) for split in ("train", "val", "test")] == [21, 3, 6]
+    assert data.notice == f"{root}: left out 1 folder {name} without class folders"

@@ -290,3 +290,37 @@ def test_a_dataset_that_draws_its_own_split_draws_the_same_in_each_process():
     first = orders()
     assert sorted([*first[0], *first[1]]) == list(range(50))
     assert orders() == first
+
+
+class Animals:
+    """Black images of classes that differ from split to split."""
+
+    def __init__(self, by_split, split="train"):
+        if split not in by_split:
+            raise ValueError(split)
+        self.classes = by_split[split]
+
+    def __len__(self):
+        return 2 * len(self.classes)
+
+    def __getitem__(self, index):
+        return np.zeros((8, 8, 3), np.uint8), index % len(self.classes)
+
+
+@pytest.mark.parametrize("names", [["dog", "eel"], ["eel", "dog", "cat"], ["cat", "dog", "eel"]])
+def test_classes_of_a_split_are_those_of_training_by_name(names):
+    train = ["cat", "dog", "eel"]
+    data = WrappedDataset(
+        dataset_class=Animals, arguments={"by_split": {"train": train, "val": names, "test": names}}, num_workers=0
+    )
+    data.setup("test")
+    (batch,) = data.test_dataloader()
+    assert [train[label] for label in batch.labels] == names * 2
+    assert [train[label] for label in data.dataset("val").labels] == names * 2
+
+
+def test_classes_of_a_split_that_training_lacks_are_refused():
+    with pytest.raises(UserError, match=r"for test has the classes cat, fox; .*train has cat, dog, eel: .* no fox"):
+        WrappedDataset(
+            dataset_class=Animals, arguments={"by_split": {"train": ["cat", "dog", "eel"], "test": ["cat", "fox"]}}
+        )

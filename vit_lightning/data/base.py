@@ -161,8 +161,8 @@ class ImageData(LightningDataModule):
             match = match_classes(names, self.class_names, whose=whose, ours=self.place, classes=count)
         except UserError as error:
             raise UserError(f"{error} (give the classes of the data the names that the model has)") from error
-        if names and not match.note:
-            self._of_model = list(names), torch.tensor(match.labels)
+        is_other = names is not None and match.labels != [*range(len(names))]
+        self._of_model = (list(names or ()), torch.tensor(match.labels)) if is_other else None
         return match.note
 
     def of_model(self, labels: Tensor) -> Tensor:
@@ -219,14 +219,14 @@ class ImageData(LightningDataModule):
             self._datasets[split] = self.batches_of(made, range(len(made))) if gives_items(made) else made
         return self._datasets[split]
 
-    def batches_of(self, dataset: Any, indices: Sequence[int]) -> Items:
+    def batches_of(self, dataset: Any, indices: Sequence[int], places: Sequence[int] | None = None) -> Items:
         """Returns some items of a dataset of single (image, label) items as a dataset of batches."""
         return Items(
             dataset=dataset,
             title=f"data.{self.title}",
             image_size=pair(self.image_size),
             in_channels=self.in_channels,
-            num_classes=len(self.class_names),
+            places=places or range(len(self.class_names)),
             indices=indices,
         )
 

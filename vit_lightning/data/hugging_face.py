@@ -26,14 +26,9 @@ def _content(table: Any, column: str, row: int) -> Path | bytes:
     return Path(image["path"]) if image["bytes"] is None and image["path"] else bytes(image["bytes"] or b"")
 
 
-def _names(table: Any, column: str) -> list[str]:
-    """Returns the names of the classes that a column of labels has, if any."""
-    return list(getattr(table.features[column], "names", None) or ())
-
-
 def _column(table: Any, column: str) -> list[Any]:
     """Returns a column of labels, with the names of the classes in place of their numbers."""
-    names = dict(enumerate(_names(table, column)))
+    names = dict(enumerate(getattr(table.features[column], "names", None) or ()))
     return [names.get(value, value) for value in table.data.column(column).to_pylist()]
 
 
@@ -93,7 +88,8 @@ class HuggingFaceSet(ImageSet):
     @property
     def _named(self) -> list[str]:
         """Names of the classes of all tables for training, if any."""
-        return list(dict.fromkeys(name for table in self._tables["train"] for name in _names(table, self.label_column)))
+        features = [table.features[self.label_column] for table in self._tables["train"]]
+        return list(dict.fromkeys(name for one in features for name in getattr(one, "names", None) or ()))
 
     @cached_property
     def _classes(self) -> list[Any]:
@@ -109,7 +105,7 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        notes = unseen(self._labels["train"], self.class_names)
+        notes = [note] if (note := unseen(self._labels["train"], self.class_names)) else []
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
@@ -201,7 +197,8 @@ class HuggingFaceSet(ImageSet):
         rows, cache = list[dict[str, Any]](), {"cache_dir": str(self.cache)}
         for file in files:
             if file.suffix == ".csv":  # in which NA may be a class
-                table = datasets.Dataset.from_csv(str(file), keep_default_na=False, **cache)
+                as_text = {self.label_column: str}  # 1 and x of one file are classes as 1 of another
+                table = datasets.Dataset.from_csv(str(file), keep_default_na=False, converters=as_text, **cache)
             else:
                 table = datasets.Dataset.from_json(str(file), **cache)
             if "file_name" not in table.features:
@@ -246,7 +243,7 @@ class HuggingFaceSet(ImageSet):
             for split, tables in self._tables.items()
         }
         # on the hub, -1 stands for the secret labels of a test: as if the split were not there
-        return {split: some for split, some in values.items() if split == "train" or {*some} - {-1, None}}
+        return {split: some for split, some in values.items() if split == "train" or {*some} - {-1, "-1", None}}
 
     @cached_property
     def _labels(self) -> dict[Split, list[int]]:

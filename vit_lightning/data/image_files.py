@@ -37,7 +37,7 @@ def _class_folders(folder: Path) -> list[str]:
 
 def _inside(folder: Path, split: Split) -> Path:
     """Returns the folder that holds a split alone in others of its name, as archives have it."""
-    while len(inner := _class_folders(folder)) == 1 and split_of(inner[0]) == split:
+    while len(inner := _class_folders(folder)) == 1 and (split_of(inner[0]) == split or inner[0] == folder.name):
         folder /= inner[0]
     return folder
 
@@ -89,6 +89,7 @@ class ImageFolder(ImageSet):
             link = f"ln -s FOLDER {self.root / 'train'}, where it has another name"
             problems.append(f"{', '.join(named.values())} beside no folder named train ({link})")
         folders = {split: _inside(self.root / name, split) for split, name in named.items()}
+        folders = {split: folder for split, folder in folders.items() if split == "train" or _class_folders(folder)}
         if len({folder.resolve() for folder in folders.values()}) < len(folders):
             problems.append(f"two of {', '.join(map(str, folders.values()))} are the same folder")
         refuse(problems, prefix=f"root={self.root}: ")
@@ -108,8 +109,9 @@ class ImageFolder(ImageSet):
     def notice(self) -> str:
         notes = [f"{self.root}: {text}"] if (text := in_words(self._images[1])) else []
         root = self.root.absolute()
-        beside = [name for name in sorted(_class_folders(root.parent)) if split_of(name) and name != root.name]
-        if self._folders["train"] == self.root and split_of(root.name) and beside:
+        named = by_split(sorted(_class_folders(root.parent)))[0].values()
+        if self._folders["train"] == self.root and root.name in named and len(named) > 1:
+            beside = [name for name in named if name != root.name]
             notes.append(
                 f"data.root={self.root}: validation and test images are cut from it; {', '.join(beside)} beside it "
                 f"would be used with --data.root={self.root.parent}"
@@ -145,7 +147,10 @@ class ImageFolder(ImageSet):
             loose = [path for path in folder.iterdir() if not path.is_dir() and path.name[0] != "."]
             left_out.update(f"{path.suffix.lower() or 'file'} beside the class folders" for path in loose)
         if self._folders["train"] != self.root:
-            left_out.update(f"folder {name}" for name in _class_folders(self.root) if not split_of(name))
+            used = {folder.relative_to(self.root).parts[0] for folder in self._folders.values()}
+            for name in {*_class_folders(self.root)} - used:
+                is_split = split_of(name, whole=False) is not None and not _class_folders(self.root / name)
+                left_out[f"folder {name}{' without class folders' * is_split}"] += 1
         return images, left_out
 
     def source_splits(self) -> dict[Split, Encoded]:

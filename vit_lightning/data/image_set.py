@@ -49,7 +49,14 @@ def split_of(name: str, *, whole: bool = True) -> Split | None:
 
 
 def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
-    """Returns which of some names mean a split, and what is wrong where two mean the same."""
+    """Returns which of some names mean a split, and what is wrong where two mean the same.
+
+    Names such as ``signs_train`` and ``signs_test`` mean splits where all others do, and one of them training.
+    """
+    names = list(names)
+    loosely = {split_of(name, whole=False): name for name in names}
+    if len(loosely) == len(names) and None not in loosely and "train" in loosely:
+        return {split: name for split, name in loosely.items() if split}, []
     found: dict[Split, list[str]] = {}
     for name in names:
         if split := split_of(name):
@@ -58,13 +65,11 @@ def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
     return {split: same[0] for split, same in found.items()}, twice
 
 
-def unseen(labels: Iterable[int], names: Sequence[str]) -> list[str]:
-    """Returns what a run says of classes that no training image has: a sentence, or nothing."""
+def unseen(labels: Iterable[int], names: Sequence[str]) -> str:
+    """Returns what a run says of classes that no training image has."""
     seen = {*labels}
     empty = [name for label, name in enumerate(names) if label not in seen]
-    return (
-        [f"no training image is of {', '.join(empty[:SHOWN])} ({len(empty)} of {len(names)} classes)"] if empty else []
-    )
+    return f"no training image is of {', '.join(empty[:SHOWN])} ({len(empty)} of {len(names)} classes)" if empty else ""
 
 
 def files_in(folder: Path) -> Iterator[Path]:

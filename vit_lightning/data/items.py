@@ -44,7 +44,7 @@ class Items(Dataset[Batch]):
         title: name of the dataset in errors.
         image_size: height and width of the images.
         in_channels: channels of the images.
-        num_classes: labels must be below it.
+        places: label in batches for each label of the dataset.
         indices: items of the dataset that belong to the split.
     """
 
@@ -52,7 +52,7 @@ class Items(Dataset[Batch]):
     title: str
     image_size: tuple[int, int]
     in_channels: int
-    num_classes: int
+    places: Sequence[int]
     indices: Sequence[int]
 
     def __len__(self) -> int:
@@ -71,11 +71,11 @@ class Items(Dataset[Batch]):
     def _read(self, index: int) -> tuple[Pixels, int]:
         """Returns an image at its own size, uint8 (H, W, c), and its label."""
         image, label = read_item(self.dataset, self.indices[index], self.title)
-        if not 0 <= label < self.num_classes:
+        if not 0 <= label < len(self.places):
             text = f"{self.title}: item {self.indices[index]} has label {label}"
-            raise UserError(f"{text}, not one of {self.num_classes} classes from 0 on (data.num_classes)")
+            raise UserError(f"{text}, not one of {len(self.places)} classes from 0 on (data.num_classes)")
         with named(f"{self.title}: item {self.indices[index]}: "):
-            return to_pixels(image, self.in_channels), label
+            return to_pixels(image, self.in_channels), self.places[label]
 
     def _resized(self, pixels: Pixels) -> Pixels:
         height, width = pixels.shape[:2]
@@ -90,8 +90,8 @@ class Items(Dataset[Batch]):
     @cached_property
     def labels(self) -> Tensor:
         """Label of each image, from the dataset's own list if it has one, else from its items."""
-        of_all = labels_of(self.dataset, self.title)
-        return torch.tensor([of_all[index] for index in self.indices])
+        of_all, places = labels_of(self.dataset, self.title), dict(enumerate(self.places))
+        return torch.tensor([places.get(of_all[index], of_all[index]) for index in self.indices])
 
     def part(self, indices: Sequence[int]) -> Items:
         """Returns some of the items, by their places among these."""

@@ -13,6 +13,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from vit_lightning.classes import match_classes
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import PAIR, Batch, as_batch, in_words, keys_of, tensors_in
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData, unseen
@@ -63,7 +64,7 @@ class WrappedDataset(SplitData):
         with seeded():
             first, *others = [read_item(train, index, self.title)[0] for index in (0, len(train) // 2, len(train) - 1)]
         self._take_images(first, others)
-        self._take_classes(train)
+        self._take_classes()
         self._datasets |= self._splits
 
     def problems(self) -> list[str]:
@@ -143,13 +144,16 @@ class WrappedDataset(SplitData):
         self.std = self.std or (IMAGENET_STD if colour else (0.25,) * self.in_channels)
         refuse(self.problems())
 
-    def _take_classes(self, train: Any) -> None:
+    def _take_classes(self) -> None:
         """Takes the names of the classes from the dataset, else their number from the labels."""
-        names = self.class_names or getattr(train, "classes", None) or getattr(train, "class_names", None)
+        own = {split: _class_names(dataset) for split, dataset in self._made.items()}
+        self._places = {split: self._match(own["train"], names, split) for split, names in own.items()}
+        names = self.class_names or own["train"]
         if names is None:
-            labels = [] if self.num_classes else labels_of(train, self.title)
+            labels = [] if self.num_classes else labels_of(self._made["train"], self.title)
             names = [str(label) for label in range(self.num_classes or 1 + max(labels))]
-            self._notes = unseen(labels, names) if labels else []
+            note = unseen(labels, names) if labels else ""
+            self._notes += [f"{self.title}: {note} (data.num_classes)"] if note else []
         self.class_names = [str(name) for name in names]
         if self.num_classes not in (None, len(self.class_names)):
             raise UserError(f"num_classes={self.num_classes}: {self.title} names {len(self.class_names)} classes")
@@ -157,13 +161,25 @@ class WrappedDataset(SplitData):
         if self.num_classes < 2:
             raise UserError(f"num_classes={self.num_classes} must be at least 2 to classify")
 
+    def _match(self, train: list[str] | None, names: list[str] | None, split: Split) -> list[int] | None:
+        """Returns the label in training of each class of a split; None where they are the same, or not known."""
+        if train is None or names is None or names == train:
+            return None
+        whose, ours = f"{self.title} for train", f"{self.title} for {split}"
+        labels, note = match_classes(train, names, whose=whose, ours=ours, classes=len(train))
+        self._notes += [note] if note else []
+        return labels
+
     def source_splits(self) -> dict[Split, Items]:
-        return {split: self.batches_of(dataset, range(len(dataset))) for split, dataset in self._made.items()}
+        return {
+            split: self.batches_of(dataset, range(len(dataset)), self._places[split])
+            for split, dataset in self._made.items()
+        }
 
     @property
     def notice(self) -> str:
         train = self._splits["train"]
-        notes = [f"{self.title}: {note} (data.num_classes)" for note in self._notes]
+        notes = [*self._notes]
         if self.cut_splits and _draws_at_random(train.dataset, train.indices[0], self.title):
             notes.append(
                 f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
@@ -174,6 +190,12 @@ class WrappedDataset(SplitData):
     def make_dataset(self, split: Split) -> Items:
         made: Items = self._splits[split]
         return made
+
+
+def _class_names(dataset: Any) -> list[str] | None:
+    """Returns the names that a dataset has for its classes, if any."""
+    names = getattr(dataset, "classes", None) or getattr(dataset, "class_names", None)
+    return None if names is None else [str(name) for name in names]
 
 
 def _takes(function: Own) -> set[str]:
