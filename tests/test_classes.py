@@ -18,7 +18,7 @@ def match(model, data, classes=None):
         (["cat", "dog", "owl"], ["cat", "dog", "owl"], [0, 1, 2]),
         (["cat", "dog", "owl"], ["owl", "cat", "dog"], [2, 0, 1]),
         (["cat", "dog", "owl"], ["owl", "dog"], [2, 1]),
-        ([str(n) for n in range(12)], ["0", "1", "2"], [0, 1, 2]),
+        (["1", "2", "5"], ["5", "1"], [2, 0]),
         (["crane", "crane"], ["crane", "crane"], [0, 1]),
         (["crane", "crane", "owl"], ["owl"], [2]),
     ],
@@ -44,6 +44,20 @@ def test_other_classes_are_refused_with_both_lists(model, data):
     assert all(name in str(error.value) for name in data + (model or []))
 
 
+@pytest.mark.parametrize("data", [["0", "1", "2"], ["0", "2", "5"], ["03", "9"]])
+@pytest.mark.parametrize("model", [None, list("0123456789"), [f"LABEL_{n}" for n in range(10)]])
+def test_classes_that_are_numbers_are_outputs_of_a_model_without_names_with_a_note(model, data):
+    found = match(model, data, classes=10)
+    assert found.labels == [int(name) for name in data]
+    assert "equated by their numbers" in found.note
+
+
+@pytest.mark.parametrize("data", [["0", "12"], ["1", "01"], ["0", "x"]])
+def test_numbers_that_are_no_outputs_are_refused(data):
+    with pytest.raises(UserError):
+        match(list("0123456789"), data)
+
+
 @pytest.mark.parametrize("model", [None, ["0", "1"], ["LABEL_0", "LABEL_1"]])
 def test_classes_without_names_are_equated_with_a_note(model):
     found = match(model, ["cat", "dog"], classes=2)
@@ -53,6 +67,7 @@ def test_classes_without_names_are_equated_with_a_note(model):
 
 def test_folders_that_are_numbers_are_in_order_of_value():
     assert in_order(["10", "2", "1"]) == ["1", "2", "10"]
+    assert in_order(["1", "01", "0"]) == in_order(["01", "1", "0"]) == ["0", "01", "1"]
     assert in_order(["10", "2", "a"]) == ["10", "2", "a"]
     assert not are_named(["0", "1"])
     assert are_named(["1", "2"])

@@ -25,16 +25,21 @@ def are_named(names: Sequence[str] | None) -> bool:
     return bool(names) and list(names or ()) != numbers and not all(re.fullmatch(r"LABEL_\d+", n) for n in names or ())
 
 
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"\d+", name) for name in names)
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Returns names of classes sorted; by value where all are whole numbers, so that 2 comes before 10."""
     found = list(names)
-    return sorted(found, key=int) if all(re.fullmatch(r"\d+", name) for name in found) else sorted(found)
+    return sorted(found, key=lambda name: (int(name), name)) if _are_numbers(found) else sorted(found)
 
 
 def match_classes(model: Sequence[str] | None, data: Sequence[str], *, whose: str, ours: str, classes: int) -> Match:
     """Returns for each class of the data the model's label of the same name.
 
-    Data may lack classes of the model. Classes without names are equated by their numbers where there are equally many.
+    Data may lack classes of the model. Of a model without names, classes that are numbers are those outputs; other
+    classes without names are equated by their order where there are equally many.
 
     Args:
         model: names of the model's classes, in the order of its outputs; None if they are not known.
@@ -52,8 +57,11 @@ def match_classes(model: Sequence[str] | None, data: Sequence[str], *, whose: st
         f"{ours} has the classes {listed(data)}; {whose} has {listed(model) if model else f'{classes} without names'}"
     )
     unknown = model is None or not (are_named(model) and are_named(data)) or _of_imagenet(model, data)
-    if unknown and len(data) == classes:
-        return Match(list(range(len(data))), f"{both}: they are equated by their numbers, whose order nothing tells")
+    numbers = [int(name) for name in data] if not are_named(model) and _are_numbers(data) else []
+    if not numbers or len({*numbers}) < len(numbers) or max(numbers) >= classes:
+        numbers = list(range(len(data))) if len(data) == classes else []
+    if unknown and numbers:
+        return Match(numbers, f"{both}: they are equated by their numbers, whose order nothing tells")
     if model is None or are_named(model) != are_named(data):
         raise UserError(f"{both}: numbers cannot tell which is which")
     places = {name: label for label, name in enumerate(model)}
@@ -68,6 +76,12 @@ def _of_imagenet(model: Sequence[str], data: Sequence[str]) -> bool:
     """Whether one of two lists has ImageNet's folders, such as n01440764, and the other words: in the same order."""
     folders = [all(re.fullmatch(r"n\d{8}", name) for name in names) for names in (model, data)]
     return len(model) == len(data) == 1000 and folders[0] != folders[1]
+
+
+def differences(first: str, names: Sequence[str], second: str, others: Sequence[str], why: str) -> list[str]:
+    """Returns what is wrong with two sources whose classes must have the same names in the same order."""
+    both = f"{first} has the classes {listed(names)}, {second} has {listed(others)}"
+    return [] if list(names) == list(others) else [f"{both}: {why}"]
 
 
 def listed(names: Sequence[str]) -> str:

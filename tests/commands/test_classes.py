@@ -47,6 +47,13 @@ class Reversed(Dataset):
     def __getitem__(self, index):
         return Image.open(self.files[index]), self.classes.index(self.files[index].parent.name)
 
+class Levels(Reversed):
+    def __init__(self, split="train", fine=True):
+        super().__init__(split)
+        self.classes = ["owl", "dog", "cat"] if fine else ["bird", "pet", "beast"]
+    def __getitem__(self, index):
+        return Image.open(self.files[index]), 0
+
 class Numbered(Reversed):
     classes = None
     def __getitem__(self, index):
@@ -159,10 +166,11 @@ def test_images_whose_classes_are_numbers_are_tested_with_a_note(control, capsys
     assert "has cat, dog, owl: they are equated by their numbers" in capsys.readouterr().out
 
 
-def test_embed_writes_the_labels_of_the_model(control):
+def test_embed_writes_the_labels_of_the_model(control, capsys):
     for folder in Path("images").iterdir():
         shutil.rmtree(folder / "cat")
     assert np.load(embed(ckpt="run", out=Path("e.npz")))["label"].tolist() == [1] * 6 + [2] * 6
+    assert "warning" not in capsys.readouterr().out
     for folder in Path("images").iterdir():
         (folder / "dog").rename(folder / "ant")
     with pytest.raises(UserError, match=r"has the classes ant, owl; the model of ckpt=run has cat, dog, owl"):
@@ -175,7 +183,7 @@ def test_a_run_is_not_resumed_with_other_classes(control):
     Path("run/results.json").unlink()
     for folder in Path("images").iterdir():
         (folder / "dog").rename(folder / "hen")
-    with pytest.raises(UserError, match=r"data.root=images has the classes cat, hen, owl, but run has cat, dog, owl"):
+    with pytest.raises(UserError, match=r"data.root=images has the classes cat, hen, owl, run has cat, dog, owl"):
         fit(read_experiment("fit", ["--resume=run"]))
 
 
@@ -260,6 +268,10 @@ def test_a_trainer_without_our_command_maps_by_name_too(control):
     trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
     (found,) = trainer.test(module, datamodule=ImageFolder(root=Path("few"), **given), verbose=False)
     assert found["test/acc"] == 1.0
+    draw("numbers", {"0": "cat", "1": "dog", "2": "owl"})
+    data = ImageFolder(root=Path("numbers"), **given)
+    with pytest.warns(UserWarning, match="has cat, dog, owl: they are equated by their numbers"):
+        trainer.test(module, datamodule=data, verbose=False)
     draw("other", {"canine": "dog", "feline": "cat", "strix": "owl"})
     with pytest.raises(UserError, match=r"the model has cat, dog, owl: .* \(give the classes of the data the names"):
         trainer.test(module, datamodule=ImageFolder(root=Path("other"), **given), verbose=False)
@@ -274,21 +286,55 @@ def test_arms_of_other_folders_are_not_known_to_have_the_same_test_images(key, h
     assert (key in text) == (holds is None)
 
 
+def test_images_are_for_the_model_that_took_them_last(control):
+    data = ImageFolder(root=Path("images"), image_size=12)
+    own = ["cat", "dog", "owl"]
+    for names, labels in (["owl", "ant", "dog", "cat"], [3, 2, 0]), (["0", "1", "2"], [0, 1, 2]), (own, [0, 1, 2]):
+        note = data.take_classes(names, "a model")
+        assert data.label_names == (own if note else names)
+        assert data.of_model(torch.arange(3)).tolist() == labels
+    data.take_classes(["owl", "ant", "dog", "cat"], "a model")
+    module = ViTClassifier.load_from_checkpoint("run/checkpoints/best.ckpt")
+    module.trainer = SimpleNamespace(datamodule=data)
+    module.setup("fit")
+    assert data.label_names == own
+
+
 def test_weights_of_a_loss_go_by_name(control):
     flags = [*FLAGS, "--loss.class_path=CrossEntropyLoss"]
     found = resolve([*flags, "--loss.weight={owl: 3, cat: 1, dog: 2}"])
     assert found.config["loss"]["init_args"]["weight"] == [1.0, 2.0, 3.0]
     with pytest.raises(UserError, match=r"there is no class hen, owl has no weight \(the classes are cat, dog, owl\)"):
         resolve([*flags, "--loss.weight={hen: 3, cat: 1, dog: 2}"])
+    draw("few", {name: name for name in ("owl", "dog")})
+    given = ["--ckpt=run", "--data.root=few", "--loss.class_path=CrossEntropyLoss"]
+    tested = resolve([*given, "--loss.weight={owl: 3, cat: 1, dog: 2}"], "test")
+    assert tested.config["loss"]["init_args"]["weight"] == [1.0, 2.0, 3.0]
 
 
-def test_arms_with_other_classes_are_refused(control):
+def test_neighbours_are_counted_among_the_classes_of_the_model(control):
+    draw("few", {name: name for name in ("owl", "dog")})
+    flags = ["--ckpt=run", "--data.root=few", "--trainer.callbacks=[{class_path: KNNProbe, k: 1}]", "--out=validated"]
+    assert evaluate(resolve(flags, "validate"), "validate")["val/knn_acc"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "arms", "message"),
+    [
+        (FLAGS, ({"data.root": "images"}, {"data.root": "other"}), "cat, dog, owl, there has canine, feline, strix"),
+        (
+            ["--data.class_path=own.Levels", *FLAGS[FLAGS.index("--model.patch_size=4") :]],
+            ({"data.fine": True}, {"data.fine": False}),
+            "owl, dog, cat, there has bird, pet, beast",
+        ),
+    ],
+    ids=["folders", "arguments"],
+)
+def test_arms_with_other_classes_are_refused(flags, arms, message, control):
     draw("other", {"canine": "dog", "feline": "cat", "strix": "owl"})
-    Path("exp.yaml").write_text(resolve(FLAGS).to_yaml())
-    arms = {"here": {"data.root": "images"}, "there": {"data.root": "other"}}
+    Path("exp.yaml").write_text(resolve(flags).to_yaml())
     compare = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 8}
-    Path("plan.yaml").write_text(
-        json.dumps({"config": "exp.yaml", "arms": arms, "baseline": "here", "compare": compare})
-    )
-    with pytest.raises(UserError, match="here has the classes cat, dog, owl, there has canine, feline, strix"):
+    plan = {"config": "exp.yaml", "arms": dict(zip(("here", "there"), arms, strict=True)), "baseline": "here"}
+    Path("plan.yaml").write_text(json.dumps({**plan, "compare": compare}))
+    with pytest.raises(UserError, match=f"here has the classes {message}"):
         read_plan(Path("plan.yaml"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from vit_lightning.classes import listed
+from vit_lightning.classes import differences
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, read_config, word
@@ -505,14 +505,10 @@ def _problems_between(plan: Plan) -> list[str]:
         for one, other in itertools.combinations(configs, 2)
         if configs[one] == configs[other]
     ]
-    sources = {(type(item.data), item.data.place): (arm, item.data) for arm, item in plan.experiments.items()}
+    sources = {repr(item.config["data"]): (arm, item.data.class_names) for arm, item in plan.experiments.items()}
     (first, ours), *others = sources.values()
-    problems += [
-        f"{first} has the classes {listed(ours.class_names)}, {arm} has {listed(data.class_names)}: their metrics "
-        "cannot be compared"
-        for arm, data in others
-        if data.class_names != ours.class_names
-    ]
+    for arm, names in others:
+        problems += differences(first, ours, arm, names, "their metrics cannot be compared")
     checkpoints = [item.settings.checkpoint for item in plan.experiments.values()]
     if len(by := {f"{item.monitor} ({item.mode})" for item in checkpoints}) > 1:
         problems.append(f"checkpoint.monitor: all arms must select by the same metric, not by {', '.join(sorted(by))}")

@@ -132,7 +132,8 @@ def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
         data.setup("test" if split == "test" else "fit")
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
-    say(row("warning", data.take_classes(source.class_names, f"the model of ckpt={source.place}")))
+    if note := data.take_classes(source.class_names, f"the model of ckpt={source.place}"):
+        say(row("warning", note))
     return data
 
 

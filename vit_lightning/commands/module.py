@@ -8,12 +8,12 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from vit_lightning.classes import listed
+from vit_lightning.classes import differences
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import data_facts
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
@@ -59,9 +59,9 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         head, checkpoint, own = {}, read_checkpoint(path), experiment.data.class_names
         if experiment.config["reset_head"]:
             head = head_state(module)
-        elif (names := (checkpoint.get("test_view") or {}).get("class_names") or own) != own:
-            ours = f"{experiment.data.place} has the classes {listed(own)}"
-            raise UserError(f"init_from={experiment.init_from} has {listed(names)}; {ours} (give reset_head=true)")
+        elif names := (checkpoint.get("test_view") or {}).get("class_names"):
+            source = f"init_from={experiment.init_from}"
+            refuse(differences(experiment.data.place, own, source, names, "give reset_head=true"))
         load_weights(module, checkpoint, path)
         module.load_state_dict(head, strict=False)
         return

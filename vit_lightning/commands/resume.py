@@ -15,7 +15,7 @@ from typing import Any, get_args
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from vit_lightning.classes import listed
+from vit_lightning.classes import differences
 from vit_lightning.commands.console import say
 from vit_lightning.commands.module import network_of
 from vit_lightning.config.experiment import Experiment
@@ -23,7 +23,6 @@ from vit_lightning.config.files import changes, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve
-from vit_lightning.data.base import ImageData
 from vit_lightning.errors import CannotResume, Diverged, UserError, foreign
 from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
@@ -176,7 +175,9 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
         # a change that config.yaml notes was allowed then, even if the run was killed before its next checkpoint
         noted = {key for key in changed if key not in new and key in noted_changes(folder / "config.yaml")}
         trained = restored is not None and restored.checkpoint["finished"]
-        _refuse_other_classes(folder, experiment.data, {} if restored is None else restored.checkpoint)
+        data, view = experiment.data, (None if restored is None else restored.checkpoint.get("test_view")) or {}
+        if names := view.get("class_names"):
+            refuse(differences(data.place, data.class_names, str(folder), names, "they never change within a run"))
         refuse_changes(changed, [*experiment.allowed_changes, *noted], folder, trained=trained)
     if trained and new:
         raise UserError(f"{folder} is finished: {', '.join(new)} cannot change ({new_run_hint(folder)})")
@@ -201,16 +202,6 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
     if wanted is not None and 0 <= wanted < done:
         raise UserError(f"trainer.max_epochs={wanted}, but {folder} has trained {counted(done, 'epoch')} already")
     return Resumed(folder, restored, new)
-
-
-def _refuse_other_classes(folder: Path, data: ImageData, checkpoint: Mapping[str, Any]) -> None:
-    """Refuses data whose classes have other names, or another order, than those with which a run began."""
-    names = (checkpoint.get("test_view") or {}).get("class_names") or data.class_names
-    if names != data.class_names:
-        raise UserError(
-            f"{data.place} has the classes {listed(data.class_names)}, but {folder} has {listed(names)}: they never "
-            "change within a run"
-        )
 
 
 def parent_of(experiment: Experiment) -> Path:

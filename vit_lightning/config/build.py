@@ -89,11 +89,11 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     needs_data = not general.get("print_config")
     if needs_data:
         reader.problems += unread
-    config = {**config, "loss": with_class_weights(reader, config.get("loss"), data)}
-    setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     trained = merged.trained
     if data is not None and trained is not None:
         trained, data = _for_classes_of(reader, trained, data)
+    config = {**config, "loss": with_class_weights(reader, config.get("loss"), data)}
+    setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
     facts = None if data is None else data_facts(data)
     if module is not WRONG and facts is not None:
         reader.problems += fact_problems(module, config.get("module"), facts)

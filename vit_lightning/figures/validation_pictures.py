@@ -126,7 +126,7 @@ class ValidationPictures(Callback):
     ) -> None:
         seen = sum(len(part[0]) for part in self._parts)
         found = labelled(trainer, outputs, batch, seen) if self._due and not dataloader_idx else None
-        if found is None or outputs.shape[1] != self.data.num_classes:
+        if found is None or outputs.shape[1] != len(self.data.label_names):
             return
         confidence, prediction = outputs.detach().float().softmax(dim=-1).max(dim=-1)
         self._parts.append(
@@ -145,7 +145,7 @@ class ValidationPictures(Callback):
         if average is not None and len(rows):
             raw = accuracy_without_average(trainer, pl_module, average)
             pl_module.log(RAW_ACCURACY, raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
-        classes = self.data.num_classes
+        classes = len(self.data.label_names)
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
         self._of_images = rows[:, 1:3].long().T
         if len(table) and is_first():
@@ -169,14 +169,14 @@ class ValidationPictures(Callback):
             for index, image in zip(sample[:, 0].astype(int), images, strict=True):
                 write_png(folder / IMAGES / f"{index}.png", enlarged(image))
         confidence = np.nan_to_num(table[:, 3])
-        found = numbers(table[:, 1].astype(int), table[:, 2].astype(int), confidence, self.data.class_names)
+        found = numbers(table[:, 1].astype(int), table[:, 2].astype(int), confidence, self.data.label_names)
         facts = {"epoch": epoch, "step": step, **_facts(table, sample, found)}
         title = f"epoch {epoch}: {100 * facts['accuracy']:.2f} % of {facts['images']:,} validation images are right"
         if images is not None and len(images):
             rows = list(zip(*(facts["sample"][name] for name in ("label", "prediction", "confidence")), strict=True))
-            drawn = predictions_sheet(images, self.data.class_names, rows, f"{title}, {len(images)} of them here")
+            drawn = predictions_sheet(images, self.data.label_names, rows, f"{title}, {len(images)} of them here")
             write_png(folder / f"epoch-{epoch:04d}.png", drawn)
-        matrix = confusion_picture(found["confusion"], self.data.class_names, title)
+        matrix = confusion_picture(found["confusion"], self.data.label_names, title)
         write_png(folder / f"confusion-{epoch:04d}.png", matrix)
         network = getattr(pl_module, "network", None)
         is_whole = has_whole_weights(trainer)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -159,8 +160,9 @@ class ViTClassifier(ConfiguredOptimizer):
             self._add_cross_entropy()
         if stage == "fit":
             self.class_names = getattr(data, "class_names", None)
-        elif self.class_names is not None and hasattr(data, "take_classes"):
-            data.take_classes(self.class_names, "the model")
+        takes = self.class_names is not None and hasattr(data, "take_classes")
+        if note := data.take_classes(self.class_names, "the model") if takes else "":
+            rank_zero_warn(note)
 
     def configure_callbacks(self) -> list[Callback]:
         return [

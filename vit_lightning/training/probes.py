@@ -121,7 +121,7 @@ class Probe(Callback):
             train = train[torch.randperm(len(train), generator=generator)[: self.train_images].sort().values]
         known = _features(trainer, pl_module, "train", train)
         val = _features(trainer, pl_module, "val", torch.arange(data.image_count("val")))
-        return self.measure(known, val, data.num_classes, generator)
+        return self.measure(known, val, len(data.label_names), generator)
 
 
 class KNNProbe(Probe):
