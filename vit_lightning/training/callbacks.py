@@ -145,7 +145,7 @@ class EpochMetrics(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for name in self._restored.keys() - trainer.callback_metrics.keys():
-            pl_module.log(name, self._restored[name])
+            pl_module.log(name, self._restored[name], sync_dist=trainer.world_size > 1)  # the same on all ranks
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._restored:  # Lightning resets only metrics that have been logged
