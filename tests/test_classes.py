@@ -58,6 +58,15 @@ def test_numbers_that_are_no_outputs_are_refused(data):
         match(list("0123456789"), data)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_imagenet_s_classes_have_one_order_under_synonyms(turned):
+    short = [f"animal {number}" for number in range(998)] + ["crane bird", "crane"]
+    long = [f"animal {number}, Animalia {number}" for number in range(998)] + ["crane", "crane"]
+    assert match(*((short, long) if turned else (long, short))) == (list(range(1000)), "")
+    with pytest.raises(UserError, match="the model has no"):
+        match(long, short[::-1])
+
+
 @pytest.mark.parametrize("model", [None, ["0", "1"], ["LABEL_0", "LABEL_1"]])
 def test_classes_without_names_are_equated_with_a_note(model):
     found = match(model, ["cat", "dog"], classes=2)

@@ -123,10 +123,11 @@ def test_models_of_others_say_what_load_says(in_folder, monkeypatch, capsys):
     assert "warning     tensors do not tell all" in said
     assert "64 channels for each were assumed" not in said, "they are given"
     Path("no.safetensors").write_bytes(b"x")
-    for place in ("timm:vit_tiny_patch16_224", "hf-hub:me/model", "a.pth", "exported"):
-        assert main(["predict", "--ckpt", place]) == 2
-        message = f"ckpt={place} is no run, whose images are known: lightning predict --ckpt {place} IMAGES takes it"
-        assert message in capsys.readouterr().err
+    for place in ("timm:vit_tiny_patch16_224", "a.pth", "exported"):
+        flags = [f"--config={json.dumps(facts)}"] if place == "a.pth" else []
+        assert main(["predict", "--ckpt", place, *flags]) == 2
+        way_out = f"give --config with data (lightning predict --ckpt {place} IMAGES takes it"
+        assert f"ckpt={place} is no run, whose images are known: {way_out}" in capsys.readouterr().err
     for place in ("no.safetensors", "images"):
         assert main(["predict", "--ckpt", place]) == 2
         assert "is no run" not in capsys.readouterr().err

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from sklearn.metrics import top_k_accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -124,6 +125,13 @@ def test_loaders_of_the_user_s_own_work():
 def test_a_schedule_without_an_end_is_refused():
     with pytest.raises(UserError, match="max_epochs"):
         trainer(max_epochs=-1, max_steps=-1).fit(ViTClassifier(small()), Digits())
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(-1, 20), (None, 20), (2, -1)])
+def test_a_warm_up_of_epochs_that_differ_in_steps_is_refused(epochs, steps):
+    run = trainer(callbacks=[GradientAccumulationScheduler({0: 2, 1: 1})], max_epochs=epochs, max_steps=steps)
+    with pytest.raises(UserError, match="epochs differ in steps"):
+        run.fit(ViTClassifier(small(), optimizer=OptimizerConfig(warmup_epochs=1)), Digits(batch_size=200))
 
 
 def test_a_network_without_classes_is_refused():

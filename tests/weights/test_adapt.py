@@ -11,6 +11,8 @@ from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.adapt import adapt
+from vit_lightning.weights.files import WeightsFile
+from vit_lightning.weights.init_from import InitialWeights
 
 TINY = {"image_size": 32, "patch_size": 8, "emb_size": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
 TABLE, KERNEL = "patch_embedding.positions.table", "patch_embedding.projection.conv.weight"
@@ -21,6 +23,17 @@ def vit(**changes):
     if made.num_classes:
         torch.nn.init.normal_(made.head.linear.weight)
     return made
+
+
+def test_names_of_classes_that_are_no_outputs_are_left_out():
+    """Three names beside a head of two outputs: there is no third row."""
+    network = torch.nn.Sequential()
+    network.add_module("body", torch.nn.Flatten())
+    network.add_module("head", torch.nn.Linear(12, 2))
+    file = WeightsFile("memory", None, network.state_dict(), {"class_names": ["a", "b", "c"]})
+    found = InitialWeights(file, make_network=None).fitted(network, "bicubic", class_names=["c", "b"])
+    assert found.head_kept
+    assert torch.equal(found.adapted.state["head.weight"], network.head.weight)
 
 
 def test_the_same_sizes_change_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 
 import numpy as np
@@ -47,7 +48,7 @@ def hf_network(**config):
 
 def timm_network(**arguments):
     torch.manual_seed(0)
-    return sharpened(timm.create_model("vit_tiny_patch16_224", **SMALL, **{"num_classes": 4, **arguments}))
+    return sharpened(timm.create_model("vit_tiny_patch16_224", **{**SMALL, "num_classes": 4, **arguments}))
 
 
 def probabilities(place, **facts):
@@ -170,6 +171,34 @@ def test_what_is_not_read_is_refused(file, fields, message, tmp_path):
         load(tmp_path)
 
 
+@pytest.mark.parametrize("lacks", ["timm", "the architecture"])
+def test_what_timm_alone_knows_is_not_guessed(lacks, tmp_path, monkeypatch):
+    train_py(tmp_path, mean=(0.3, 0.4, 0.5))
+    place = tmp_path / "model_best.pth.tar"
+    if lacks == "timm":
+        monkeypatch.setitem(sys.modules, "timm.models", None)
+    else:
+        contents = torch.load(place, weights_only=False)
+        contents["args"].model = "vit_of_my_own"
+        torch.save(contents, place)
+    file = read_weights(place)
+    assert file.view == {"image_size": (32, 32), "in_channels": 3, "mean": [0.3, 0.4, 0.5]}
+    assert file.unread.keys() == {"std", "centre_share", "interpolation"}
+    with pytest.raises(UserError, match=r"std of its images .*pip install timm\): config=\{'std'") as error:
+        load(place)
+    assert len(error.value.problems) == 3
+    given = load(place, config={"std": [0.2] * 3, "centre_share": 0.9, "interpolation": "bicubic"})
+    assert given.predict(IMAGES)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("crop_pct", "size"), [(0.9, 48), (0.95, 64), (0.875, 24)])
+def test_another_size_is_prepared_as_by_timm(crop_pct, size, tmp_path):
+    train_py(tmp_path, crop_pct=crop_pct)
+    (resize, *_) = timm.data.create_transform((3, size, size), crop_pct=crop_pct).transforms
+    assert load(tmp_path / "model_best.pth.tar", image_size=size).resize == resize.size
+
+
 def test_what_timm_prepares_otherwise_is_refused(tmp_path):
     train_py(tmp_path, crop_mode="border")
     with pytest.raises(UserError, match=r"crop_mode=border .*: config=\{'resize'"):
@@ -238,6 +267,33 @@ def test_each_mapping_of_tensors_is_tried(keys, tmp_path):
     assert found.notes == (f"the weights are those under {'.'.join(keys)}, not those under student",)
 
 
+def timm_weights(prefix, **arguments):
+    return {prefix + name: value for name, value in timm_network(**arguments).state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("others", "depth", "place"),
+    [
+        (["model.", "teacher."], 4, "model."),
+        (["student.", "teacher."], 6, "student."),
+        (["model.", "teacher_model."], 2, "model."),
+        (["student.module.", "teacher."], 2, "teacher."),
+        (["student_backbone.", "teacher_backbone."], 2, "teacher_backbone."),
+        (["model.", "kd_loss.net."], 4, "model."),
+        (["backbone_acc."], 2, "backbone_acc."),
+        (["accelerated."], 2, "accelerated."),
+    ],
+    ids=str,
+)
+def test_a_teacher_counts_only_as_the_average_of_a_student_like_it(others, depth, place, tmp_path):
+    weights = [timm_weights(prefix, depth=depth if prefix == others[-1] else 2) for prefix in others]
+    for number, each in enumerate(weights):
+        each[f"{others[number]}cls_token"].fill_(number)
+    torch.save({"state_dict": {name: value for each in weights for name, value in each.items()}}, tmp_path / "a.ckpt")
+    token = read_weights(tmp_path / "a.ckpt").tensors["cls_token"]
+    assert (token == others.index(place)).all()
+
+
 def test_a_head_beside_a_backbone_is_its_head(tmp_path):
     weights = timm_network().state_dict()
     named = {n if n.startswith("head.") else f"backbone.{n}": value for n, value in weights.items()}
@@ -263,5 +319,11 @@ def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypa
     assert "data.resize=[32, 32]" in capsys.readouterr().out
     accuracy = (logits.argmax(dim=1) == torch.tensor(labels)).float().mean()
     assert json.loads((tmp_path / "result/results.json").read_text())["test/acc"] == pytest.approx(float(accuracy))
+    assert main(["test", "--ckpt=source", "--config=exp.yaml", "--out=larger", "--data.image_size=48"]) == 0
+    output = capsys.readouterr().out
+    assert "data.resize=[48, 48]" in output
+    assert "of the config, data, metrics and trainer are used; model are not" in output
+    main(["test", "--ckpt=source", "--config=exp.yaml", "--out=whole", "--data.centre_share=0.5"])
+    assert "data.resize" not in capsys.readouterr().out
     assert main(["test", "--ckpt=source"]) == 2
     assert "give --config with data (lightning predict" in capsys.readouterr().err

@@ -53,7 +53,10 @@ def test_files_of_torch(name, tmp_path):
             },
             ["under state_dict_ema, not those under state_dict"],
         ),
-        ({"teacher": prefixed("network."), "student": {"norm.weight": torch.zeros(3)}}, ["under teacher"]),
+        (
+            {"teacher": prefixed("network."), "student": {f"network.{n}": v + 1 for n, v in WEIGHTS.items()}},
+            ["under teacher"],
+        ),
         ({**WEIGHTS, "bn.num_batches_tracked": torch.tensor(3), "mask_token": torch.ones(3)}, ["bn.num", "mask_token"]),
     ],
     ids=str,

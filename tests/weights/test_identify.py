@@ -194,8 +194,8 @@ def test_what_the_peers_save_loads_without_naming_the_family(write, tmp_path):
     peer.load_state_dict(back, strict=True)
     check_config(vit, *batch.shape)
     if write is hugging_face_folder:
-        size = {"image_size": (16, 16), "centre_share": 1.0, "resize": [16, 16], "interpolation": "fast_bilinear"}
-    assert file.view == {"mean": [0.5] * 3, "std": [0.5] * 3, **size}
+        facts = {"image_size": (16, 16), "centre_share": 1.0, "resize": [16, 16], "interpolation": "fast_bilinear"}
+        assert file.view == {"mean": [0.5] * 3, "std": [0.5] * 3, **facts}
     if write is timm_hub_folder:
         assert vit.num_heads == 6
         assert file.view["mean"] == [0.5] * 3

@@ -22,14 +22,15 @@ from vit_lightning.data.image_set import ImageSet
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import PRESETS, Preset
 from vit_lightning.models.vit import ViT
+from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.files import read_weights
 from vit_lightning.weights.hubs import LIBRARIES, model_of_library
 from vit_lightning.weights.identify import OURS
-from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, open_initial_weights
-from vit_lightning.weights.sources import open_source
+from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, facts_of_images, open_initial_weights
+from vit_lightning.weights.sources import for_size, open_source
 from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
 
 
@@ -109,7 +110,8 @@ def merge_all(
     if command in TRAINED:
         trained, first = _config_of_checkpoint(flags, facts, trust=trust)
         if "data" not in first and "test_view" in trained.checkpoint:  # weights of others, on the data of the config
-            sources, trained = _for_foreign(trained, sources)
+            place = [value for key, value in flags if key in ("ckpt", "ckpt_path")][-1]
+            sources, trained = _for_foreign(place, trained, sources)
     else:
         try:
             initial, first = _config_of_source(sources, trust=trust)
@@ -230,15 +232,18 @@ def _config_of_checkpoint(
     return trained, {**config, "init_from": None}  # the weights are the checkpoint's own
 
 
-def _for_foreign(trained: Trained, sources: Sequence[Config]) -> tuple[list[Config], Trained]:
+def _for_foreign(place: str, trained: Trained, sources: Sequence[Config]) -> tuple[list[Config], Trained]:
     """Returns configs without a network, with data whose images are prepared as those of weights of others.
 
     Args:
+        place: the weights as the user names them.
         trained: the weights; they come back with sentences on what was taken from either.
         sources: configs, the last one of flags; what they say about images goes first.
     """
-    view, place = trained.checkpoint["test_view"], str(trained.path)
-    sources = [_without(config, "model", "module", "init_from", "lora", "freeze", "ema") for config in sources]
+    view = trained.checkpoint["test_view"]
+    of_training = ("model", "module", "init_from", "lora", "freeze", "ema")
+    unused = [name for name in of_training if any(config.get(name) for config in sources)]
+    sources = [_without(config, *of_training) for config in sources]
     data: Config = functools.reduce(merge, (flatten(config.get("data")) or {} for config in sources), {})
     if not data:
         way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
@@ -246,10 +251,15 @@ def _for_foreign(trained: Trained, sources: Sequence[Config]) -> tuple[list[Conf
     if view.get("multi_label"):
         raise UserError(f"ckpt={place} gives several labels an image, the data has one (lightning predict shows them)")
     known = signature_of(class_of(data.get("class_path", DEFAULT_CLASSES["data"]))).options
+    size = facts_of_images({"image_size": parse_yaml(str(data.get("image_size")), "data.image_size")}).get("image_size")
+    view = view if size is None else for_size(view, pair(size))
     of_images = {name: value for name, value in view.items() if name not in ("class_names", "in_channels")}
+    if "centre_share" in data:  # which would have no effect
+        of_images.pop("resize", None)
     taken = {name: value for name, value in of_images.items() if name in known and name not in data}
     shown = ", ".join(f"data.{name}={word(value)}" for name, value in taken.items())
-    notes = [f"{shown} as in the source"] if taken else []
+    notes = [f"of the config, data, metrics and trainer are used; {', '.join(unused)} are not"] if unused else []
+    notes += [f"{shown} as in the source"] if taken else []
     notes += [
         f"data.{name} is not that of the source, {word(value)}"
         for name, value in of_images.items()

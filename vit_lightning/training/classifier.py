@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -20,7 +21,7 @@ import vit_lightning
 from vit_lightning.data.batches import as_batch, in_words
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
-from vit_lightning.training.callbacks import TrainingBar, accumulated_in, training_steps
+from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import is_attached, log_again
 from vit_lightning.training.losses import (
@@ -64,7 +65,9 @@ class ConfiguredOptimizer(LightningModule):
             raise UserError(
                 "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
             )
-        accumulated = {accumulated_in(self.trainer, epoch) for epoch in range(self.trainer.max_epochs or 0)}
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        schedulers = [one for one in callbacks if isinstance(one, GradientAccumulationScheduler)]
+        accumulated = {batches for one in schedulers for batches in one.scheduling.values()}
         own = getattr(self.optimizer_config, "own_schedule", None)
         if len(accumulated) > 1 and (self.optimizer_config.warmup_epochs or (own and own.interval == "epoch")):
             raise UserError(

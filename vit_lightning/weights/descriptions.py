@@ -11,9 +11,9 @@ from vit_lightning.sizes import covers, pair
 KERNELS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Interpolation by its number in Pillow and in ``preprocessor_config.json``."""
 INTERPOLATIONS = (*KERNELS.values(), *(f"fast_{kernel}" for kernel in KERNELS.values()))
-_SIZES, _PIXELS = ("image_size", "in_channels", "centre_share", "resize"), ("mean", "std", "interpolation")
-OUR_FACTS = (*_SIZES, *_PIXELS, "class_names", "multi_label")
-"""Names of facts, those of ``ImageFiles``."""
+PREPROCESSING = ("mean", "std", "centre_share", "class_names", "interpolation", "resize", "multi_label")
+"""Facts of images and classes whatever the family of the weights, arguments of ``ImageFiles``."""
+_BY_TIMM = {"mean": "mean", "std": "std", "crop_pct": "centre_share", "interpolation": "interpolation"}
 _IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -26,38 +26,36 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "DINOv3ViT": {"size": 224, "resample": 2, **{f"image_{name}": value for name, value in _IMAGENET.items()}},
 }
 """Defaults of transformers' image processors that prepare images for a ViT, by the beginning of their names."""
-Rule = str | tuple[Any, ...] | None
-"""The fact that a field becomes part of, the values alone that are right, or None for one that says nothing."""
-_SIZE, _KERNEL, _NORMALISED = "resize", "interpolation", "mean"
-FIELDS: dict[str, dict[str, Rule]] = {
+FIELDS: dict[str, set[str]] = {
     "preprocessor_config.json": {
-        **dict.fromkeys(("size", "do_resize", "crop_size", "do_center_crop"), _SIZE),
-        "resample": _KERNEL,
-        **dict.fromkeys(("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std"), _NORMALISED),
-        **dict.fromkeys(("do_pad", "offset", "do_flip_channel_order", "do_reduce_labels"), (False,)),
-        **dict.fromkeys(("image_processor_type", "feature_extractor_type", "processor_class", "_processor_class")),
-        **dict.fromkeys(("do_convert_rgb", "default_to_square", "return_tensors", "input_data_format", "data_format")),
-        **dict.fromkeys(("device", "disable_grouping", "_valid_processor_keys", "pad_size", "use_fast", "backend")),
+        *("size", "do_resize", "crop_size", "do_center_crop", "resample", "do_rescale", "rescale_factor"),
+        *("do_normalize", "image_mean", "image_std", "image_processor_type", "feature_extractor_type"),
+        *("processor_class", "_processor_class", "do_convert_rgb", "default_to_square", "return_tensors", "use_fast"),
+        *("input_data_format", "data_format", "device", "disable_grouping", "_valid_processor_keys", "pad_size"),
+        "backend",
     },
     "pretrained_cfg": {
-        **dict.fromkeys(("input_size", "crop_pct", "crop_mode"), _SIZE),
-        "interpolation": _KERNEL,
-        **dict.fromkeys(("mean", "std"), _NORMALISED),
-        **dict.fromkeys(("num_classes", "label_names", "architecture"), "model"),
+        *("input_size", "crop_pct", "interpolation", "mean", "std", "num_classes", "label_names", "architecture"),
         # of the places of the weights, of other uses of them, or for people
-        **dict.fromkeys(("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "tag", "custom_load")),
-        **dict.fromkeys(("test_input_size", "min_input_size", "fixed_input_size", "test_crop_pct", "label_offset")),
-        **dict.fromkeys(("pool_size", "test_pool_size", "first_conv", "classifier", "label_descriptions", "license")),
-        **dict.fromkeys(("description", "origin_url", "paper_name", "paper_ids", "notes", "num_features")),
-        **dict.fromkeys(("global_pool", "model_args", "pretrained_cfg"), "model"),  # where these lie beside the others
+        *("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "tag", "custom_load", "label_offset"),
+        *("test_input_size", "min_input_size", "fixed_input_size", "test_crop_pct", "pool_size", "test_pool_size"),
+        *("first_conv", "classifier", "label_descriptions", "license", "description", "origin_url", "paper_name"),
+        *("paper_ids", "notes", "num_features"),
+        *("global_pool", "model_args", "pretrained_cfg"),  # where these lie beside the others
     },
-    "config.json": {"problem_type": ("single_label_classification", "multi_label_classification")},
-    "preprocessing": dict.fromkeys(OUR_FACTS, _SIZE),
+    "config.json": set(),
+    "preprocessing": {"image_size", "in_channels", *PREPROCESSING},
 }
 """Fields of what people keep beside weights: transformers' processor and config, timm's config, our own exports.
 
 Those of a model's architecture are in the table of its family, where another name is refused too.
 """
+VALUES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("do_pad", "offset", "do_flip_channel_order", "do_reduce_labels"), (False,)),
+    "crop_mode": ("center", "squash"),
+    "problem_type": ("single_label_classification", "multi_label_classification"),
+}
+"""Fields of which these values alone are right."""
 
 
 class Described(NamedTuple):
@@ -67,33 +65,43 @@ class Described(NamedTuple):
     unread: dict[str, str]
 
 
-def described(config: Mapping[str, Any] | None, images: Mapping[str, Any] | None = None) -> Described:
+def described(
+    config: Mapping[str, Any] | None, images: Mapping[str, Any] | None = None, *, whole: bool = True
+) -> Described:
     """Returns what descriptions say about images and classes.
 
     Args:
         config: transformers' ``config.json``, timm's, or that of an export of ours.
         images: ``preprocessor_config.json``.
+        whole: whether timm's has all that differs from the defaults.
     """
     config = config or {}
     view: dict[str, Any] = {}
     unread: dict[str, str] = {}
     of_timm, ours = isinstance(config.get("architecture"), str), config.get("preprocessing")
     if isinstance(ours, Mapping):
-        view, unread = _sized(dict(ours)), _wrong("preprocessing", ours)
+        view, unread = dict(ours), _wrong("preprocessing", ours)
+        view |= {"image_size": pair(view["image_size"])} if "image_size" in view else {}
     elif of_timm and not images:
         given = config.get("pretrained_cfg")
         found = given if isinstance(given, Mapping) else config
         view, unread = _of_timm(found), _wrong("pretrained_cfg", found)
-        unread |= {} if view.pop("crop_mode") != "border" else {_SIZE: _text("pretrained_cfg", "crop_mode", "border")}
+        for name in () if whole else [name for name in _BY_TIMM if not found.get(name)]:
+            by = f"is not in args, and timm has no {config['architecture']} here (pip install timm)"
+            unread[_BY_TIMM[name]] = f"{name} of its images {by}"
+        view = {name: value for name, value in view.items() if name not in unread}
+        view |= {"resize": None} if "centre_share" in unread else {}  # which follows from it
     elif images:
         view, unread = _of_processor(images)
     if not of_timm:
         unread |= _wrong("config.json", {"problem_type": config.get("problem_type")})
         view |= {"multi_label": True} if config.get("problem_type") == "multi_label_classification" else {}
     if "interpolation" in view and view["interpolation"] not in INTERPOLATIONS:
-        unread[_KERNEL] = _text("the description", "interpolation", view.pop("interpolation"), KERNELS.values())
+        unread["interpolation"] = _text("the description", "interpolation", view.pop("interpolation"), KERNELS.values())
     if "resize" in view and not covers(view["resize"], view["image_size"]):
-        unread[_SIZE] = f"images resized to {view.pop('resize')} are smaller than the part cut out: padding is not read"
+        unread["resize"] = (
+            f"images resized to {view.pop('resize')} are smaller than the part cut out: padding is not read"
+        )
     return Described({name: value for name, value in view.items() if value is not None}, unread)
 
 
@@ -129,7 +137,6 @@ def _of_timm(given: Mapping[str, Any]) -> dict[str, Any]:
         **{name: [float(value) for value in found[name]] for name in ("mean", "std")},
         "centre_share": share,
         "interpolation": found["interpolation"],
-        "crop_mode": found["crop_mode"],
         **({} if "input_size" not in found else squashed or cropped),
     }
 
@@ -141,7 +148,7 @@ def _of_processor(given: Mapping[str, Any]) -> Described:
     problems = _wrong("preprocessor_config.json", given)
     if kind not in PROCESSORS:
         names = (f"{known}ImageProcessor" for known in PROCESSORS)
-        problems[_SIZE] = _text("preprocessor_config.json", "image_processor_type", name, names)
+        problems["resize"] = _text("preprocessor_config.json", "image_processor_type", name, names)
     named = "image_processor_type" in given or "feature_extractor_type" in given
     usual = {"do_center_crop": "crop_size" in given and not named, **PROCESSORS.get(kind, PROCESSORS["ViT"])}
     found = {**usual, **{name: value for name, value in given.items() if value is not None}}
@@ -152,9 +159,9 @@ def _of_processor(given: Mapping[str, Any]) -> Described:
     edges = _edges(found["size"], squash=kind not in ("Bit", "CLIP"))
     size = _edges(found["crop_size"], squash=True) if found["do_center_crop"] else edges
     if not found.get("do_resize", True):
-        problems[_SIZE] = _text("preprocessor_config.json", "do_resize", False, (True,))
+        problems["resize"] = _text("preprocessor_config.json", "do_resize", False, (True,))
     elif edges is None or not isinstance(size, tuple):
-        problems[_SIZE] = _text("preprocessor_config.json", "size", found["size"], ("one size for all images",))
+        problems["resize"] = _text("preprocessor_config.json", "size", found["size"], ("one size for all images",))
     else:
         share = min(1.0, size[0] / pair(edges)[0])
         view |= {"image_size": size, "resize": edges if isinstance(edges, int) else list(edges), "centre_share": share}
@@ -175,18 +182,14 @@ def _edges(size: Any, *, squash: bool) -> int | tuple[int, int] | None:
     return (size[0], size[1]) if known else None
 
 
-def _sized(view: dict[str, Any]) -> dict[str, Any]:
-    return {**view, **({"image_size": pair(view["image_size"])} if "image_size" in view else {})}
-
-
 def _wrong(kind: str, given: Mapping[str, Any]) -> dict[str, str]:
     """Returns for each field that is unknown, or has another value than those that are right, a sentence."""
 
     def problems() -> Iterator[tuple[str, str]]:
         for name, value in given.items():
-            rule: Rule = FIELDS[kind].get(name, ())
-            if isinstance(rule, tuple) and value not in (None, *rule):
-                yield name, _text(kind, name, value, rule)
+            right = VALUES.get(name, ())
+            if name not in FIELDS[kind] and value not in (None, *right):
+                yield "resize" if name == "crop_mode" else name, _text(kind, name, value, right)
 
     return dict(problems())
 

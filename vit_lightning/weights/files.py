@@ -8,7 +8,7 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -47,12 +47,12 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "backbone.")
 """Prefixes that are left out of the names of a network of no family."""
 _SHARE = 0.2
 """Least part of a file's tensors that have the prefix of a network."""
-_AVERAGED, _BEHIND = re.compile(r"(.*_)?ema(_.*)?|teacher"), re.compile("student|optim.*")
-"""Parts of names of averaged weights, which come first, as timm takes them, and of those that come last."""
+_AVERAGED, _STUDENT, _TEACHER = (re.compile(rf"(.*_)?{word}(_.*)?") for word in ("ema", "student", "teacher"))
+"""Words of a place: averaged weights come first, as timm takes them; a teacher is an average of a student like it."""
 _UNUSED = re.compile(r"(vit\.)?pooler\..*|(vit\.embeddings\.|embeddings\.)?mask_token|opt/state/.*")
 """Tensors of pre-training that the logits do not need."""
-_BESIDE = re.compile(r"[^.]*(criterion|loss|metric|acc)[^.]*\..*|(criterion|loss_fn)$", re.IGNORECASE)
-"""Tensors of a LightningModule that are none of its network: of losses and metrics."""
+_BESIDE = re.compile(r"(.*_)?(criterion|loss(es)?|metrics?|acc(uracy)?\d*)(_.*)?", re.IGNORECASE)
+"""First words of what is none of the network in a LightningModule: of losses and metrics."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 _LARGEST_JSON = 1 << 24
@@ -200,15 +200,16 @@ def _described(file: Path, contents: Any, inside: dict[str, Any] | None) -> tupl
     if isinstance(config, dict) and isinstance(config.get("model"), dict):  # of ViTClassifier, by any Trainer
         view = contents.get("test_view")
         return {"model": config["model"]}, Described(view if isinstance(view, dict) else {}, {})
-    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    args, whole = vars(args) if isinstance(args, argparse.Namespace) else args, True
     if isinstance(args, dict) and isinstance(args.get("model"), str) and "crop_pct" in args:  # of timm's train.py
-        inside = with_args(args, cfg_of_timm(args["model"]))
+        cfg = cfg_of_timm(args["model"])
+        inside, whole = with_args(args, cfg or {}), cfg is not None
     if file.name in IN_FOLDER and file.with_name("config.json").is_file():
         config, images = (_read_json(file.with_name(f"{name}.json")) for name in ("config", "preprocessor_config"))
-        return inside or config, described(inside or config, images)
+        return inside or config, described(inside or config, images, whole=whole)
     with contextlib.suppress(UserError):  # another file by chance
         inside = inside or _read_json(file.with_suffix(".json"))
-    return inside, described(inside)
+    return inside, described(inside, whole=whole)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -318,10 +319,16 @@ class _Candidate(NamedTuple):
     known: int
     """Number of tensors that a family has."""
 
-    @property
-    def order(self) -> tuple[bool, bool]:
-        words = self.place.split(".")
-        return not any(map(_AVERAGED.fullmatch, words)), any(map(_BEHIND.fullmatch, words))
+    def has(self, word: re.Pattern[str]) -> bool:
+        return any(map(word.fullmatch, self.place.split(".")))
+
+    def order(self, found: Sequence[_Candidate]) -> tuple[bool, bool, bool]:
+        """Returns how late it comes among others: averages first, a frozen teacher, losses and metrics last."""
+        shapes = {(name, value.shape) for name, value in self.tensors.items()}
+        students = (one for one in found if self.has(_TEACHER) and one.has(_STUDENT))
+        averaged = any(shapes <= {(name, value.shape) for name, value in one.tensors.items()} for one in students)
+        last = self.has(_BESIDE) or (self.has(_TEACHER) and not averaged)
+        return last, not (averaged or self.has(_AVERAGED)), self.has(_STUDENT)
 
 
 def _mappings(contents: Mapping[Any, Any], place: str = "", depth: int = 4) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -347,13 +354,18 @@ def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
     """Yields the tensors of a mapping under each prefix of their names with which a family has them."""
     counts = Counter(name[: end.end()] for name in tensors for end in re.finditer(r"[a-zA-Z_]\w*\.", name))
     for prefix in ["", *(text for text, count in counts.items() if count >= _SHARE * len(tensors))]:
-        inside = _of_vit({name[len(prefix) :]: tensors[name] for name in tensors if name.startswith(prefix)})
+        within = [name for name in tensors if (name.startswith(prefix) if prefix else not _is_beside(name))]
+        inside = _of_vit({name[len(prefix) :]: tensors[name] for name in within})
         if known := _known(inside):
-            others = {name: tensors[name] for name in tensors if not name.startswith(prefix) and name not in inside}
+            others = {name: tensors[name] for name in tensors if name not in within and name not in inside}
             heads = _known({**inside, **others}) & others.keys()  # a head beside a backbone
             inside |= {name: others[name] for name in heads}
             beside = [f"{place}{name}" for name in others if name not in heads]
             yield _Candidate(place + prefix, inside, beside, len(known) + len(heads))
+
+
+def _is_beside(name: str) -> bool:
+    return bool(_BESIDE.fullmatch(name.partition(".")[0]))
 
 
 def _of_vit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -366,21 +378,25 @@ def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
     """Returns the network in a file, and sentences on what else there is."""
     if not isinstance(contents, Mapping):
         raise UserError(f"it holds no weights, but {type(contents).__name__}")
-    mappings = {place: {n: v for n, v in found.items() if not _BESIDE.match(n)} for place, found in _mappings(contents)}
-    if not any(mappings.values()):
+    mappings = dict(_mappings(contents))
+    found = [one for place, tensors in mappings.items() for one in _candidates(place, tensors)]
+    most = max(((not one.order(found)[0], one.known) for one in found), default=(False, 0))[1]
+    found = [one for one in found if 2 * one.known >= most]
+    for place, tensors in {} if found else mappings.items():
+        whole = {name: value for name, value in tensors.items() if not _is_beside(name)}
+        beside = [f"{place}{name}" for name in tensors if name not in whole]
+        found += [_Candidate(place, whole, beside, len(whole))] if whole else []
+    if not found:
         first = ", ".join(str(name)[:50] for name in list(contents)[:3]) or "nothing"
         raise UserError(f"it holds no weights (it has {first})")
-    found = [one for place, tensors in mappings.items() for one in _candidates(place, tensors)]
-    most = max((one.known for one in found), default=0)
-    found = [one for one in found if 2 * one.known >= most]
-    found = found or [_Candidate(place, tensors, [], len(tensors)) for place, tensors in mappings.items() if tensors]
-    found.sort(key=lambda one: (one.order, -one.known))  # and else as in the file
+    orders = {one.place: (one.order(found), -one.known) for one in found}
+    found.sort(key=lambda one: orders[one.place])  # and else as in the file
     chosen, notes = found[0], list[str]()
     others = [one.place for one in found[1:] if not any(one.place.startswith(two.place) for two in found if two != one)]
     if others and most:
         names = (text.rstrip(".") or "no key" for text in (chosen.place, ", ".join(others)))
         notes.append("the weights are those under {}, not those under {}".format(*names))
-    beside = [name for name in chosen.beside if not name.startswith(tuple(others))]
+    beside = [name for name in chosen.beside if not name.startswith((*others, *_COUNTS))]
     return chosen._replace(beside=beside), notes
 
 
@@ -394,10 +410,8 @@ def _tidy(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
             break
         tensors = shorter
     names = " ".join(tensors)
-    whole = {f"{place}{name}": name for place, found in _mappings(contents) for name in found}
-    beside = [text for text, name in whole.items() if _BESIDE.match(name) and not name.startswith(_COUNTS)]
     for reason, left in {
-        "are beside the network": [*chosen.beside, *beside],
+        "are beside the network": chosen.beside,
         "hold no floating-point numbers": [n for n, value in tensors.items() if not value.is_floating_point()],
         "are not needed for logits": [n for n in tensors if _UNUSED.fullmatch(n) and ".ls1.gamma" not in names],
     }.items():

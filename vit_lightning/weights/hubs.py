@@ -31,14 +31,14 @@ def timm_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     return network, {"architecture": facts.get("architecture", name), "pretrained_cfg": facts}
 
 
-def cfg_of_timm(architecture: str) -> dict[str, Any]:
-    """Returns ``pretrained_cfg`` of an architecture; nothing where timm is missing or does not have it."""
+def cfg_of_timm(architecture: str) -> dict[str, Any] | None:
+    """Returns ``pretrained_cfg`` of an architecture; None where timm is missing or does not have it."""
     try:
         from timm.models import get_pretrained_cfg, is_model
     except ImportError:
-        return {}
+        return None
     found: Any = get_pretrained_cfg(architecture) if is_model(architecture) else None
-    return {} if found is None else dict(found.to_dict())
+    return None if found is None else dict(found.to_dict())
 
 
 def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:

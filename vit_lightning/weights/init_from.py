@@ -89,7 +89,7 @@ class InitialWeights:
         Raises:
             UserError: the architecture is unknown.
         """
-        known = replace(self, images=_facts_of_images(self.file.view or {}))
+        known = replace(self, images=facts_of_images(self.file.view or {}))
         if self.file.checkpoint is None and not for_vit:
             return known
         with naming(KEY, self.file):
@@ -115,7 +115,7 @@ class InitialWeights:
                 vit = from_reference(tensors, family=found.family, config=found.config)
             model = model_config(vit)
             usual = usual_normalisation(vit, found.family) if vit.in_channels == 3 else {}
-        images = {**usual, **self.images, **_facts_of_images(model.get("init_args", {}))}
+        images = {**usual, **self.images, **facts_of_images(model.get("init_args", {}))}
         family = found.family if usual and "mean" not in self.images else ""
         return replace(self, model=model, notes=found.notes, images=images, usual=family)
 
@@ -208,7 +208,8 @@ class InitialWeights:
             except UserError:
                 if file.checkpoint is not None or not _has_our_names(file):
                     raise
-        facts = {**(file.view or {}), "class_names": class_names_of(file)[0]}
+        heads = [value for name, value in file.tensors.items() if name.startswith(heads_of(network))]
+        facts = {**(file.view or {}), "class_names": class_names_of(file, len(heads[-1]) if heads else None)[0]}
         return file.tensors, "by name" if file.checkpoint is None else "run", file.notes, facts
 
 
@@ -231,7 +232,7 @@ def _architecture(model: Mapping[str, Any]) -> dict[str, Any]:
     return _without_dropouts({**model, "init_args": arguments}) if model else {}
 
 
-def _facts_of_images(given: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of_images(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns image_size, mean and std of colour images, as ``data`` of a config has them, where they are given."""
     size = given.get("image_size")
     sides = [size] if isinstance(size, int) else list(size) if isinstance(size, list | tuple) else []

@@ -23,15 +23,13 @@ from vit_lightning.storage.checkpoint_files import load_network, run_folder_of
 from vit_lightning.weights.adapt import adapt, merged
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.describe import model_config
-from vit_lightning.weights.descriptions import INTERPOLATIONS
+from vit_lightning.weights.descriptions import INTERPOLATIONS, PREPROCESSING
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.trust import refuse_untrusted
 
 MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
 """Makes the network of a config in plain data, with random weights; where it is trusted, from files in a folder too."""
-PREPROCESSING = ("mean", "std", "centre_share", "class_names", "interpolation", "resize", "multi_label")
-"""Facts of a source that ``config`` may give whatever its family."""
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 _USUAL = {"timm": _HALF, "hf": _HALF, "google": _HALF, "big_vision": _HALF}
 _USUAL |= dict.fromkeys(("torchvision", "crate", "dinov2", "dinov3"), _IMAGENET)
@@ -234,11 +232,11 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
     names, odd = class_names_of(file, getattr(network, "num_classes", None))
     notes += (odd,) if odd and "class_names" not in known.facts else ()
-    for fact, text in {} if file.checkpoint is not None else file.unread.items():
-        way_out = f"config={{'{fact}': ...}} gives it" if fact in PREPROCESSING else "take it out if it changes nothing"
-        refuse([] if fact in known.facts else [f"{text}: {way_out}"])
+    gives = {fact: f"config={{'{fact}': ...}} gives it" for fact in PREPROCESSING}
+    unread = {} if file.checkpoint is not None else {f: t for f, t in file.unread.items() if f not in known.facts}
+    refuse(f"{text}: {gives.get(fact, 'take it out if it changes nothing')}" for fact, text in unread.items())
     if isinstance(network, ViT):
-        view = _for_size(view, network.image_size) | {"in_channels": network.in_channels}
+        view = for_size(view, network.image_size) | {"in_channels": network.in_channels}
     view |= {"class_names": names, **known.facts}
     usual = usual_normalisation(network, family) if known.usual and "mean" not in view else {}
     if usual and view.get("in_channels") == 3:
@@ -257,11 +255,14 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
     )
 
 
-def _for_size(view: dict[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+def for_size(view: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
     """Returns the preprocessing for images of another size, of which as much is shown."""
-    resize, before = view.get("resize"), pair(view.get("image_size", size))
+    resize, before, share = view.get("resize"), pair(view.get("image_size", size)), view.get("centre_share", 1.0)
     if resize is not None:
-        edges = [edge * new // old for edge, new, old in zip(pair(resize), size, before, strict=True)]
+        edges = [  # of timm, which rounds down at each size
+            math.floor(new / share) if edge == math.floor(old / share) else edge * new // old
+            for edge, new, old in zip(pair(resize), size, before, strict=True)
+        ]
         view = {**view, "resize": max(edges) if isinstance(resize, int) else edges}
     return {**view, "image_size": size}
 
@@ -329,7 +330,7 @@ def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[
 
 def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, classes: int | None) -> Source:
     """Returns a source with a new head, or for images of another size."""
-    view = source.view if size is None else _for_size(source.view, pair(size))
+    view = source.view if size is None else for_size(source.view, pair(size))
     source = replace(source, view=view, class_names=source.class_names if classes is None else None)
     if isinstance(source.network, ViT):
         model: Any = model_config(source.network) if source.config is None else source.config["model"]
