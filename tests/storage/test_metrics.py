@@ -59,3 +59,9 @@ def test_results_of_another_type_are_left_out(value, tmp_path):
 def test_a_file_of_results_of_another_type_is_none(text, tmp_path):
     (tmp_path / "results.json").write_text(text)
     assert read_results(tmp_path) is None
+
+
+def test_rows_hold_numbers_alone(tmp_path):
+    rows = ['{"step": 3, "loss": [1.0], "acc": "low", "lr": null, "best": 0.5, "worst": "inf"}', "[3]", '{"step": "3"}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
+    assert read_metrics(tmp_path) == [{"step": 3, "best": 0.5, "worst": "inf"}]

@@ -129,7 +129,10 @@ def json_number(value: float | Tensor) -> float | str:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    """Returns the rows of ``metrics.jsonl`` without damaged lines and rows that a resumed run has logged again."""
+    """Returns the rows of ``metrics.jsonl`` without damaged lines and rows that a resumed run has logged again.
+
+    The folder may be anybody's, as that of ``read_results``.
+    """
     rows: list[dict[str, Any]] = []
     path = Path(folder, "metrics.jsonl")
     if not path.exists() and is_run(path.parent):  # one that has logged nothing yet
@@ -144,7 +147,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
         if "resumed" in row:  # rows after the checkpoint are logged again
             rows = [earlier for earlier in rows if (earlier["step"] or 0) < (row["step"] or 0)]
         else:
-            rows.append(row)
+            rows.append({"step": row.get("step"), **_numbers(row)})
     return rows
 
 
@@ -162,7 +165,11 @@ def read_results(folder: Path) -> dict[str, Any] | None:
     results = read_json(folder / "results.json")
     if results.pop("sha256", None) != _digest(results):
         return None
-    return {name: value for name, value in results.items() if type(value) in (int, float) or value in NOT_FINITE}
+    return _numbers(results)
+
+
+def _numbers(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if type(value) in (int, float) or value in NOT_FINITE}
 
 
 def _digest(results: Mapping[str, Any]) -> str:
