@@ -61,9 +61,9 @@ def in_words(left_out: Counter[str]) -> str:
 class ImageFolder(ImageSet):
     """Images in one folder for each class: ROOT/train/CLASS/*.jpg, with ROOT/val and ROOT/test or without.
 
-    A split without a folder is cut from the training images, stratified, by ``split_seed``. If ROOT holds the class
-    folders itself, validation and test are both cut from it. Other spellings, as ``Training``, ``valid``, ``dev``,
-    ``test_set`` or ``seg_train``, are known. Links are followed.
+    A split without class folders is cut from the training images, stratified, by ``split_seed``. If ROOT holds the
+    class folders itself, validation and test are cut from it. Other spellings, as ``Training``, ``valid``, ``dev``,
+    ``test_set``, ``seg_train``, or ``signs_train`` beside ``signs_test``, are known. Links are followed.
 
     Args:
         root: folder with the images.
