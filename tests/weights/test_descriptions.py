@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from argparse import Namespace
@@ -9,9 +10,10 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from PIL import Image
 
-from vit_lightning import UserError, load
+from vit_lightning import Digits, UserError, ViT, load
 from vit_lightning.cli import main
 from vit_lightning.weights.files import read_weights
 
@@ -327,3 +329,44 @@ def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypa
     assert "data.resize" not in capsys.readouterr().out
     assert main(["test", "--ckpt=source"]) == 2
     assert "give --config with data (lightning predict" in capsys.readouterr().err
+
+
+OWN = """import torch
+from lightning.pytorch import LightningModule
+
+class Own(LightningModule):
+    def __init__(self, num_classes: int = 10, width: int = 8):
+        super().__init__()
+        self.save_hyperparameters()
+        self.body, self.head = torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes)
+    def forward(self, images):
+        return self.head(self.body(images.flatten(1)).relu())
+    def test_step(self, batch, batch_idx):
+        right = (self(batch[0]).argmax(1) == batch[1]).float().mean()
+        self.log("test/acc", right, batch_size=len(batch[1]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_mlp.py").write_text(OWN)
+    (tmp_path / "exp.yaml").write_text("module: {class_path: own_mlp.Own}\ndata: {class_path: Digits}\n")
+    own = importlib.import_module("own_mlp").Own(width=12)
+    rest = {"pytorch-lightning_version": "2.6.0", "epoch": 1, "global_step": 3, "hyper_parameters": {"width": 12}}
+    torch.save({"state_dict": own.state_dict(), **rest}, "own.ckpt")
+    expected = Trainer(logger=False, accelerator="cpu").test(own, datamodule=Digits(), verbose=False)[0]["test/acc"]
+    assert main(["test", "--ckpt=own.ckpt", "--config=exp.yaml", "--model.width=12", "--out=result"]) == 0
+    assert json.loads((tmp_path / "result/results.json").read_text())["test/acc"] == pytest.approx(expected)
+    assert main(["test", "--ckpt=own.ckpt", "--data=Digits"]) == 2
+    error = capsys.readouterr().err
+    assert "own.ckpt holds weights of none of the families" in error
+    assert "--module=CLASS, the LightningModule that wrote it, loads it as it is" in error
+    network = ViT(image_size=8, patch_size=4, emb_size=64, depth=1, num_heads=1, in_channels=1)
+    torch.save({"state_dict": {f"model._orig_mod.{n}": v for n, v in network.state_dict().items()}, **rest}, "vit.ckpt")
+    torch.save(network.state_dict(), "vit.pth")
+    for name in "vit.ckpt", "vit.pth":
+        assert main(["test", f"--ckpt={name}", "--data=Digits", f"--out={name}.d"]) == 0
+    found, same = (json.loads((tmp_path / f"vit.{end}.d/results.json").read_text()) for end in ("ckpt", "pth"))
+    assert found["test/loss"] == same["test/loss"]

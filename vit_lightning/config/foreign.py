@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -79,18 +80,19 @@ def of_the_module(config: Config, earlier: Config) -> Config:
     So that ``--model.width=64`` is an option of the LightningModule that LightningCLI's config has under ``model``.
     """
     given, model = config.get("module"), config.get("model")
-    names = (one.get("class_path") if isinstance(one, dict) else one for one in (given, earlier.get("module")))
-    kind = class_of(next(filter(None, names), None))
-    if (
-        isinstance(model, dict)
-        and "class_path" not in model
-        and issubclass(kind, LightningModule)
-        and "network" not in signature_of(kind).options
-    ):
+    if isinstance(model, dict) and "class_path" not in model and takes_no_network([earlier, config]):
         config = {name: value for name, value in config.items() if name != "model"}
         named = {"class_path": given} if isinstance(given, str) else {}
         config["module"] = {**model, **(given if isinstance(given, dict) else named)}
     return config
+
+
+def takes_no_network(configs: Sequence[Config]) -> bool:
+    """Whether the LightningModule of configs, the last one that names one, has its network itself."""
+    given = [config.get("module") for config in reversed(configs)]
+    names = (one.get("class_path") if isinstance(one, dict) else one for one in given)
+    kind = class_of(next(filter(None, names), None))
+    return issubclass(kind, LightningModule) and "network" not in signature_of(kind).options
 
 
 def as_lightning_trains(config: Config, module: Any) -> Config:

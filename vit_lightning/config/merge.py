@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, flatten, read_config, value_at, word
-from vit_lightning.config.foreign import as_ours, of_the_module
+from vit_lightning.config.foreign import as_ours, of_the_module, takes_no_network
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GROUPS, TRAINED, RunOptions
@@ -26,7 +26,7 @@ from vit_lightning.sizes import pair
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.weights.describe import model_config
-from vit_lightning.weights.files import read_weights
+from vit_lightning.weights.files import is_ours, read_weights
 from vit_lightning.weights.hubs import LIBRARIES, model_of_library
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, facts_of_images, open_initial_weights
@@ -108,7 +108,7 @@ def merge_all(
     first: Config = {}
     trained, initial = None, None
     if command in TRAINED:
-        trained, first = _config_of_checkpoint(flags, facts, trust=trust)
+        trained, first = _config_of_checkpoint(flags, facts, as_it_is=takes_no_network(sources), trust=trust)
         if "data" not in first and "test_view" in trained.checkpoint:  # weights of others, on the data of the config
             place = [value for key, value in flags if key in ("ckpt", "ckpt_path")][-1]
             sources, trained = _for_foreign(place, trained, sources)
@@ -208,14 +208,24 @@ def _shown(value: Any) -> str:
 
 
 def _config_of_checkpoint(
-    flags: Sequence[tuple[str, str]], facts: Config | None, *, trust: bool
+    flags: Sequence[tuple[str, str]], facts: Config | None, *, as_it_is: bool, trust: bool
 ) -> tuple[Trained, Config]:
-    """Returns the checkpoint that ``--ckpt`` names, and the config of its run."""
+    """Returns the checkpoint that ``--ckpt`` names, and the config of its run.
+
+    Args:
+        flags: options and values of the command line.
+        facts: see ``merge_all``.
+        as_it_is: whether the config's own LightningModule loads it, so that any Lightning may have written it.
+        trust: whether it may name any class.
+    """
     places = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     of_library = places[-1].partition(":")[0] in LIBRARIES
-    trained = _trained_by_run(places[-1], trust=trust) if facts is None else _trained(places[-1], facts, trust=trust)
+    if facts is None:
+        trained = _trained_by_run(places[-1], as_it_is=as_it_is, trust=trust)
+    else:
+        trained = _trained(places[-1], facts, trust=trust)
     config = flatten(trained.checkpoint.get("config") or {})
     if not isinstance(config, dict):
         raise UserError(f"ckpt={places[-1]} holds no config")
@@ -272,12 +282,16 @@ def _without(config: Config, *names: str) -> Config:
     return {key: value for key, value in config.items() if str(key).rstrip("+") not in names}
 
 
-def _trained_by_run(place: str, *, trust: bool) -> Trained:
+def _trained_by_run(place: str, *, as_it_is: bool, trust: bool) -> Trained:
     """Returns the checkpoint of a run, whose config says which images there are, or the weights of others."""
+    way_out = ""
     try:
         if place.partition(":")[0] not in (*LIBRARIES, "hf-hub"):  # these would be fetched
             path = find_checkpoint(place)
-            return Trained(path, read_checkpoint(path))
+            checkpoint = read_checkpoint(path)
+            if as_it_is or is_ours(checkpoint) or checkpoint.get("test_view"):
+                return Trained(path, checkpoint)
+            way_out = " (--module=CLASS, the LightningModule that wrote it, loads it as it is)"
     except UserError as error:
         if not Path(place).exists():  # nothing is fetched twice
             raise
@@ -285,7 +299,10 @@ def _trained_by_run(place: str, *, trust: bool) -> Trained:
             read_weights(place, "ckpt")
         except UserError:  # it is no source at all
             raise error from error.__cause__
-    return _trained(place, {}, trust=trust)
+    try:
+        return _trained(place, {}, trust=trust)
+    except UserError as error:
+        raise UserError(text + way_out for text in error.problems) from error
 
 
 def _trained(place: str, facts: Config, *, trust: bool) -> Trained:

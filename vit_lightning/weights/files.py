@@ -165,7 +165,7 @@ def _read(place: str, key: str) -> WeightsFile:
         path = find_checkpoint(place, key)
     file = _file_in(path) if path.is_dir() else path
     contents, inside, sealed = _contents(file)
-    if _is_ours(contents):
+    if is_ours(contents):
         checkpoint = check_checkpoint(file, contents, sealed)
         state: dict[str, Tensor] = checkpoint["state_dict"]
         tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
@@ -175,7 +175,8 @@ def _read(place: str, key: str) -> WeightsFile:
     return WeightsFile(place, path, tensors, config, view=view, unread=unread, notes=notes)
 
 
-def _is_ours(contents: Any) -> bool:
+def is_ours(contents: Any) -> bool:
+    """Whether the contents of a file are a checkpoint of a run."""
     if not isinstance(contents, dict) or not isinstance(contents.get("state_dict"), dict):
         return False
     config = contents.get("config")

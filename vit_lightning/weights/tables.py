@@ -15,7 +15,7 @@ from torch import Tensor
 from vit_lightning.errors import UserError
 from vit_lightning.limits import meant, refuse
 from vit_lightning.weights.fields import Field
-from vit_lightning.weights.options import OPTIONS, Options, Shapes
+from vit_lightning.weights.options import OPTIONS, PATCHES, Options, Shapes
 
 Config = dict[str, Any]
 Layout = dict[str, Any]
@@ -136,7 +136,7 @@ class Family:
         return {field.theirs: field.default for field in self.fields}
 
     def recognise(self, tensors: Tensors) -> Reading | None:
-        """Returns tensors as those of this family, by its names read backwards; None if it has less than half."""
+        """Returns tensors as those of this family, by its names read backwards; None if it lacks half, or patches."""
         layout = self.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         defaults = {name: value for name, value in self.defaults.items() if value is not ...}
         of_layout = {ours: layout[key] for key, ours in self.layout_options.items()}
@@ -163,7 +163,9 @@ class Family:
                     shape = (tensor.shape[0] * len(theirs.parts), *tensor.shape[1:]) if tensor.ndim else ()
                     shapes[ours.replace("*", match.groupdict().get("block") or "") + match["rest"]] = shape
         coverage = len(matched) / max(1, len(unpacked))
-        return Reading(self, layout, base, shapes, heads, coverage, matched) if coverage >= 0.5 else None
+        if coverage < 0.5 or not any(name.startswith(PATCHES) for name in shapes):
+            return None
+        return Reading(self, layout, base, shapes, heads, coverage, matched)
 
     def layout_for(self, options: Options) -> Layout:
         """Returns the layout in which a model of these options is exported."""
