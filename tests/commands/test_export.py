@@ -16,7 +16,7 @@ from vit_lightning.commands import export
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.heads import AttentionPool
-from vit_lightning.weights import logits
+from vit_lightning.weights import convert
 from vit_lightning.weights.sources import Source, open_source
 
 VIEW = {"image_size": (8, 8), "in_channels": 3, "centre_share": 1.0, "mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.25]}
@@ -132,7 +132,7 @@ def test_mistakes_are_named(flags, message, results, capsys):
 
 
 def test_other_logits_leave_nothing_behind(results, capsys, monkeypatch):
-    monkeypatch.setattr(logits, "TOLERANCE", -1.0)
+    monkeypatch.setattr(convert, "TOLERANCE", -1.0)
     assert main(["export", "--ckpt=out", "--to=safetensors", "--out=new"]) == 2
     assert "the logits differ by up to" in capsys.readouterr().err
     assert [path.name for path in Path().iterdir()] == ["out"]

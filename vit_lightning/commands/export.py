@@ -26,12 +26,18 @@ from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results
-from vit_lightning.weights.convert import FAMILIES, to_reference
+from vit_lightning.weights.convert import (
+    FAMILIES,
+    TOLERANCE,
+    TRACED,
+    largest_difference,
+    random_images,
+    to_reference,
+)
 from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.descriptions import KERNELS
 from vit_lightning.weights.files import FORMATS, write_tensors
 from vit_lightning.weights.identify import OURS
-from vit_lightning.weights.logits import TOLERANCE, TRACED, largest_difference, random_images
 from vit_lightning.weights.sources import Source, open_source
 
 Form = Literal["safetensors", "onnx", "torch-export", "hf"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
@@ -39,6 +40,11 @@ _TABLES = (
     DINOV3,
 )
 FAMILIES = {family.name: family for family in _TABLES}
+BATCHES = (1, 2, 5)
+"""Numbers of images in a batch; graphs are traced with another, ``TRACED``."""
+TRACED = 3
+TOLERANCE = 1e-4
+"""Largest difference of two logits in float32 that counts as the same."""
 
 
 def from_reference(
@@ -171,3 +177,28 @@ def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], fa
         if name in expected and tuple(tensor.shape) != tuple(expected[name])
     ]
     refuse(problems)
+
+
+def random_images(count: int, shape: tuple[int, ...]) -> Tensor:
+    """Returns images (count, c, H, W) as a model gets them, always the same; draws no global random numbers."""
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(count))
+
+
+@torch.no_grad()
+def largest_difference(network: nn.Module, other: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> float:
+    """Returns the largest difference of the logits of a network and of its other form, for batches of 1, 2 and 5.
+
+    Raises:
+        UserError: it is above ``TOLERANCE``.
+    """
+    worst = 0.0
+    for count in BATCHES:
+        images = random_images(count, shape)
+        ours, theirs = network(images), other(images)
+        if theirs.shape != ours.shape:
+            raise UserError(f"the logits have shape {tuple(theirs.shape)} and not {tuple(ours.shape)}: nothing is kept")
+        difference = float((theirs - ours).abs().max())
+        worst = max(worst, difference if math.isfinite(difference) else math.inf)
+    if worst > TOLERANCE:
+        raise UserError(f"the logits differ by up to {worst:.3g} from the source's: nothing is kept")
+    return worst
