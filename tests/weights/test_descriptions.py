@@ -370,3 +370,24 @@ def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(tmp
         assert main(["test", f"--ckpt={name}", "--data=Digits", f"--out={name}.d"]) == 0
     found, same = (json.loads((tmp_path / f"vit.{end}.d/results.json").read_text()) for end in ("ckpt", "pth"))
     assert found["test/loss"] == same["test/loss"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_arch_of_timm_prepares_the_images_and_without_it_a_note_names_the_crop(tmp_path):
+    network = timm_network()
+    torch.save({"state_dict": network.state_dict(), "arch": "vit_tiny_patch16_224"}, tmp_path / "a.pth.tar")
+    model = load(tmp_path / "a.pth.tar", config={"num_heads": 2})
+    cfg = timm.get_pretrained_cfg("vit_tiny_patch16_224")
+    assert (model.centre_share, model.image_size) == (cfg.crop_pct, (32, 32))
+    assert model.mean == list(cfg.mean)
+    torch.save({"state_dict": network.state_dict(), "arch": "mine"}, tmp_path / "b.pth.tar")
+    assert any("centre_share 1.0" in note for note in load(tmp_path / "b.pth.tar", config={"num_heads": 2}).notes)
+
+
+@pytest.mark.parametrize("kind", ["DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"])
+def test_deit_of_transformers_is_refused_by_its_name(kind, tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.DeiTConfig(**sizes, image_size=16, patch_size=8)
+    getattr(transformers, kind)(config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"transformers' DeiT \(timm:deit_base_distilled_patch16_224 is\)"):
+        load(tmp_path)

@@ -194,7 +194,9 @@ class WrappedDataset(SplitData):
 
 def _class_names(dataset: Any) -> list[str] | None:
     """Returns the names that a dataset has for its classes, if any."""
+    index = getattr(dataset, "class_to_idx", None) or {}
     names = getattr(dataset, "classes", None) or getattr(dataset, "class_names", None)
+    names = names or sorted(index, key=index.__getitem__) or None
     return None if names is None else [str(name) for name in names]
 
 

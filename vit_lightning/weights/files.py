@@ -210,6 +210,9 @@ def _described(file: Path, contents: Any, inside: dict[str, Any] | None) -> tupl
         return inside or config, described(inside or config, images, whole=whole)
     with contextlib.suppress(UserError):  # another file by chance
         inside = inside or _read_json(file.with_suffix(".json"))
+    arch = contents.get("arch") if isinstance(contents, dict) else None
+    if inside is None and isinstance(arch, str) and (cfg := cfg_of_timm(arch)):  # whose images are usual
+        return None, described({"architecture": arch, "pretrained_cfg": cfg})
     return inside, described(inside, whole=whole)
 
 

@@ -242,6 +242,7 @@ def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
     if usual and view.get("in_channels") == 3:
         view |= usual
         text = f"mean {usual['mean']} and std {usual['std']} of its images are those of most weights of {family}"
+        text += "" if "centre_share" in (file.view or {}) else ", centre_share 1.0 shows all of them"
         notes += (f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)",)
     return Source(
         place=file.place,
