@@ -88,6 +88,14 @@ class Accumulate(Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         trainer.accumulate_grad_batches = 2
 
+class Noise(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.draw, self.size, self.layer = random.Random(0), torch.ones(2).shape, torch.nn.ReLU()
+
+class Noisy(Callback):
+    def setup(self, trainer, pl_module, stage): pl_module.noise = Noise()
+
 class Opaque(Callback):
     def __init__(self):
         self.draw, self.numbers, self.torchs = random.Random(0), np.random.RandomState(0), torch.Generator()
@@ -197,7 +205,12 @@ def test_accumulation_that_nothing_counts_is_refused_before_the_first_step(own, 
 
 @pytest.mark.parametrize(
     ("name", "attributes"),
-    [("Opaque", ["draw", "mean", "numbers", "recent", "torchs"]), ("Average", ["average"]), ("Stateful", [])],
+    [
+        ("Opaque", ["draw", "mean", "numbers", "recent", "torchs"]),
+        ("Average", ["average"]),
+        ("Stateful", []),
+        ("Noisy", ["Noise.draw"]),
+    ],
 )
 def test_attributes_that_no_checkpoint_holds_are_named_before_the_first_step(own, name, attributes):
     with warnings.catch_warnings(record=True) as said:
@@ -205,7 +218,7 @@ def test_attributes_that_no_checkpoint_holds_are_named_before_the_first_step(own
         assert main([*RUN, callbacks(f"own.{name}"), "--trainer.max_steps=1"]) == 0
     texts = [str(one.message) for one in said if ": in no checkpoint: " in str(one.message)]
     assert [text.partition(": ")[0] for text in texts] == [
-        text for text in [", ".join(f"{name}.{attribute}" for attribute in attributes)] if text
+        text for text in [", ".join(one if "." in one else f"{name}.{one}" for one in attributes)] if text
     ]
 
 

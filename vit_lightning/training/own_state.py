@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from io import BytesIO
@@ -32,6 +33,7 @@ _NUMPY = [type(np.dtype(code)) for code in "?bhilqBHILQefd"]
 _OF_NUMPY = [np.ndarray, np.dtype, np.ones(1).__reduce__()[0], np.ones(1)[0].__reduce__()[0], *_NUMPY]
 _PLAIN = {bool, int, float, str, type(None), Tensor, nn.Parameter, np.ndarray, *(kind.type for kind in _NUMPY)}
 _NO_STATE = (FunctionType, functools.partial, MethodType, type, RemovableHandle, PurePath)
+_NO_STATE += (torch.Size, torch.dtype, torch.device)
 _OF_LIGHTNING = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
 
 
@@ -79,7 +81,8 @@ class OwnState(Callback):
             torch.distributed.all_gather_object(checkpoint["own_state"], packed.getvalue())
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        packed, states = BytesIO(checkpoint["own_state"][trainer.global_rank]), checkpoint["callbacks"]
+        ranks, states = checkpoint["own_state"], checkpoint["callbacks"]
+        packed = BytesIO(ranks[trainer.global_rank % len(ranks)])  # there may be more ranks than before
         for part in _parts(trainer).values():
             for name in ("on_fit_start", "on_train_start") if isinstance(part, Callback | LightningModule) else ():
                 setattr(part, name, _without_effect(getattr(part, name), trainer))
@@ -110,6 +113,11 @@ def _is_ours(part: object) -> bool:
     return type(part).__module__.startswith("vit_lightning.")
 
 
+def _is_the_users(part: object) -> bool:
+    file = getattr(sys.modules.get(type(part).__module__), "__file__", None)
+    return file is not None and "site-packages" not in file
+
+
 def _parts(trainer: Trainer) -> dict[str, Any]:
     """Returns what has attributes that are kept: the module and its parts, callbacks without a state, weights."""
     module, own = trainer.lightning_module, []
@@ -135,7 +143,7 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
             own = [leaf for leaf in leaves if id(leaf) not in held and not isinstance(leaf, _NO_STATE)]
             if len(own) == len(leaves) and {*map(type, own)} <= _PLAIN:
                 plain[place, name] = vars(part)[name]
-            elif {*map(type, own)} - {str} and isinstance(part, Callback | LightningModule):
+            elif {*map(type, own)} - {str} and (isinstance(part, Callback) or _is_the_users(part)):
                 others.add(f"{type(part).__name__}.{name}")
     return plain, others
 
