@@ -307,11 +307,27 @@ class Animals:
         return np.zeros((8, 8, 3), np.uint8), index % len(self.classes)
 
 
+class Indexed(Animals):
+    """Classes whose names class_to_idx alone has."""
+
+    def __init__(self, by_split, split="train"):
+        super().__init__(by_split, split)
+        self.class_to_idx = {name: self.classes.index(name) for name in sorted(self.classes)}
+        del self.classes
+
+    def __len__(self):
+        return 2 * len(self.class_to_idx)
+
+    def __getitem__(self, index):
+        return np.zeros((8, 8, 3), np.uint8), index % len(self.class_to_idx)
+
+
+@pytest.mark.parametrize("kind", [Animals, Indexed])
 @pytest.mark.parametrize("names", [["dog", "eel"], ["eel", "dog", "cat"], ["cat", "dog", "eel"]])
-def test_classes_of_a_split_are_those_of_training_by_name(names):
+def test_classes_of_a_split_are_those_of_training_by_name(names, kind):
     train = ["cat", "dog", "eel"]
     data = WrappedDataset(
-        dataset_class=Animals, arguments={"by_split": {"train": train, "val": names, "test": names}}, num_workers=0
+        dataset_class=kind, arguments={"by_split": {"train": train, "val": names, "test": names}}, num_workers=0
     )
     data.setup("test")
     (batch,) = data.test_dataloader()

@@ -288,3 +288,35 @@ def test_what_a_gpu_copies_is_the_file_as_it_was_when_it_was_saved(tmp_path, mon
     disk.finish()
     assert (tmp_path / "copied.ckpt").read_bytes() == (tmp_path / "plain.ckpt").read_bytes()
     assert read_checkpoint(tmp_path / "copied.ckpt")["state_dict"]["tied"].tolist() == [[4.0, 6.0], [8.0, 10.0]]
+
+
+class OfTwoLoaders(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).mean()
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val/acc", float(dataloader_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_several_loaders_log_is_known_after_the_sanity_check(tmp_path):
+    def fit(monitor):
+        guard = FiniteGuard(tmp_path)
+        checkpoints = Checkpoints(tmp_path, CheckpointConfig(monitor=monitor), {}, guard)
+        trainer = Trainer(
+            accelerator="cpu", callbacks=[guard, checkpoints], plugins=AtomicCheckpointIO(), max_epochs=1, logger=False
+        )
+        loader = DataLoader(TensorDataset(torch.ones(4, 2)))
+        trainer.fit(OfTwoLoaders(), loader, [loader, loader])
+        return checkpoints.best_score
+
+    assert fit("val/acc/dataloader_idx_1") == 1.0
+    with pytest.raises(UserError, match="choose val/acc/dataloader_idx_0, val/acc/dataloader_idx_1, or"):
+        fit("val/acc")

@@ -216,7 +216,7 @@ class Checkpoints(Checkpoint):
 
     def _refuse_unknown(self, trainer: Trainer, more: str = "") -> None:
         """Refuses a monitored metric that a module of the user's does not log: no check of the config knows them."""
-        monitor, known = self.settings.monitor, {*trainer.callback_metrics} - {*STEP_METRICS}
+        monitor, known = self.settings.monitor, detours.logged_names(trainer) - {*STEP_METRICS}
         if type(trainer.lightning_module) is not ViTClassifier and monitor not in known:
             choices = f"choose {', '.join(sorted(known))}" if known else "give validation_step a self.log of it"
             raise UserError(f"checkpoint.monitor={monitor} is not logged ({choices}{more})")

@@ -279,6 +279,17 @@ def accumulates(trainer: Trainer) -> bool:
     return trainer.fit_loop._should_accumulate()
 
 
+def logged_names(trainer: Trainer) -> set[str]:
+    """Returns the names of what is logged; of several loaders a sanity check leaves them without values."""
+    names, results = {*trainer.callback_metrics}, trainer._results
+    if trainer.sanity_checking and results is not None:
+        for one in results.values():
+            results.dataloader_idx = one.meta.dataloader_idx
+            names |= {*results._forked_name(one, on_step=False)}
+        results.dataloader_idx = None
+    return names
+
+
 def validates_now(trainer: Trainer) -> bool:
     """Whether validation follows this batch."""
     fetcher = trainer.fit_loop._data_fetcher
