@@ -387,7 +387,7 @@ def test_warnings_are_kept_in_the_folder(in_folder):
 
 def test_the_curves_are_a_picture(results):
     with Image.open("out/curves.png") as picture:
-        assert picture.size == (2 * 585, 570)  # loss and accuracy at 150 dpi; too few steps for a learning rate
+        assert picture.size == (3 * 585, 570)  # loss, accuracy and learning rate at 150 dpi
 
 
 def test_a_config_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
