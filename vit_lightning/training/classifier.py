@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
@@ -11,7 +12,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -165,7 +165,7 @@ class ViTClassifier(ConfiguredOptimizer):
             self.class_names = getattr(data, "class_names", None)
         takes = self.class_names is not None and hasattr(data, "take_classes")
         if note := data.take_classes(self.class_names, "the model") if takes else "":
-            rank_zero_warn(note)
+            warnings.warn(note, stacklevel=2)
 
     def configure_callbacks(self) -> list[Callback]:
         return [

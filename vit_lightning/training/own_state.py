@@ -32,8 +32,8 @@ CANNOT_RESUME: dict[type[Callback], str] = {
 _NUMPY = [type(np.dtype(code)) for code in "?bhilqBHILQefd"]
 _OF_NUMPY = [np.ndarray, np.dtype, np.ones(1).__reduce__()[0], np.ones(1)[0].__reduce__()[0], *_NUMPY]
 _PLAIN = {bool, int, float, str, type(None), Tensor, nn.Parameter, np.ndarray, *(kind.type for kind in _NUMPY)}
-_NO_STATE = (FunctionType, functools.partial, MethodType, type, RemovableHandle, PurePath)
-_NO_STATE += (torch.Size, torch.dtype, torch.device)
+_OF_TORCH = (RemovableHandle, torch.Size, torch.dtype, torch.device)
+_NO_STATE = (FunctionType, functools.partial, MethodType, type, PurePath, *_OF_TORCH)
 _OF_LIGHTNING = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
 
 
@@ -100,7 +100,7 @@ class OwnState(Callback):
             parts, (now, _) = {"trainer": trainer, **_parts(trainer)}, _attributes(trainer)
             device = trainer.strategy.root_device
             with torch.serialization.safe_globals(_OF_NUMPY):
-                kept = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))
+                kept = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
             made = {place: pickle.loads(value) for place, value in self._made.items()}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
@@ -135,8 +135,8 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
     module, others = trainer.lightning_module, set()
     held = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers(), *trainer.optimizers)}
     held |= {id(one) for one in (trainer, *trainer.loggers, *trainer.callbacks)}  # type: ignore[attr-defined]
-    plain = {(f"weight {name}", "requires_grad"): weight.requires_grad for name, weight in module.named_parameters()}
-    plain["trainer", "accumulate_grad_batches"] = trainer.accumulate_grad_batches
+    plain: dict[tuple[str, str], Any] = {("trainer", "accumulate_grad_batches"): trainer.accumulate_grad_batches}
+    plain |= {(f"weight {name}", "requires_grad"): weight.requires_grad for name, weight in module.named_parameters()}
     for place, part in _parts(trainer).items():
         for name in vars(part).keys() - (_OF_LIGHTNING if isinstance(part, nn.Module) else ()):
             leaves = _leaves(vars(part)[name])
