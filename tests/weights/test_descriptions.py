@@ -329,6 +329,11 @@ def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypa
     assert "data.resize" not in capsys.readouterr().out
     assert main(["test", "--ckpt=source"]) == 2
     assert "give --config with data (lightning predict" in capsys.readouterr().err
+    torch.save(network.state_dict(), "bare.pth")
+    bare = ["test", "--ckpt=bare.pth", "--config=exp.yaml", "--out=bare"]
+    assert main(bare) == 2
+    assert "give --model.num_heads=..." in capsys.readouterr().err
+    assert main([*bare, f"--model.num_heads={network.config.num_attention_heads}"]) == 0
 
 
 OWN = """import torch

@@ -21,6 +21,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.bad_images import BAD_IMAGES
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, sheet, write_png
 from vit_lightning.figures.test_report import interval, report_test, write_rows
@@ -77,7 +78,11 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         if is_first() and predictions.table:
             say(report_test(folder, predictions.table, data))
         write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    say(stage_line("val" if stage == "validate" else "test", results))
+    split: Split = "val" if stage == "validate" else "test"
+    if split in data.cut_splits:
+        cut = f"cut from the training images by split_seed={data.split_seed}"
+        say(row("images", f"{data.image_count(split):,} of {split}, {cut}"))
+    say(stage_line(split, results))
     say(row("weights", str(path)))
     say(row("results", str(folder)))
     return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,7 +109,8 @@ def merge_all(
     first: Config = {}
     trained, initial = None, None
     if command in TRAINED:
-        trained, first = _config_of_checkpoint(flags, facts, as_it_is=takes_no_network(sources), trust=trust)
+        as_it_is, heads = takes_no_network(sources), _heads(sources)
+        trained, first = _config_of_checkpoint(flags, facts, as_it_is=as_it_is, heads=heads, trust=trust)
         if "data" not in first and "test_view" in trained.checkpoint:  # weights of others, on the data of the config
             place = [value for key, value in flags if key in ("ckpt", "ckpt_path")][-1]
             sources, trained = _for_foreign(place, trained, sources)
@@ -208,7 +210,7 @@ def _shown(value: Any) -> str:
 
 
 def _config_of_checkpoint(
-    flags: Sequence[tuple[str, str]], facts: Config | None, *, as_it_is: bool, trust: bool
+    flags: Sequence[tuple[str, str]], facts: Config | None, *, as_it_is: bool, heads: Config | None, trust: bool
 ) -> tuple[Trained, Config]:
     """Returns the checkpoint that ``--ckpt`` names, and the config of its run.
 
@@ -216,6 +218,7 @@ def _config_of_checkpoint(
         flags: options and values of the command line.
         facts: see ``merge_all``.
         as_it_is: whether the config's own LightningModule loads it, so that any Lightning may have written it.
+        heads: those of the config's network, for weights that do not tell them.
         trust: whether it may name any class.
     """
     places = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
@@ -223,7 +226,7 @@ def _config_of_checkpoint(
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     of_library = places[-1].partition(":")[0] in LIBRARIES
     if facts is None:
-        trained = _trained_by_run(places[-1], as_it_is=as_it_is, trust=trust)
+        trained = _trained_by_run(places[-1], as_it_is=as_it_is, heads=heads, trust=trust)
     else:
         trained = _trained(places[-1], facts, trust=trust)
     config = flatten(trained.checkpoint.get("config") or {})
@@ -278,11 +281,17 @@ def _for_foreign(place: str, trained: Trained, sources: Sequence[Config]) -> tup
     return [*sources, {"data": taken}], trained._replace(notes=(*trained.notes, *notes))
 
 
+def _heads(sources: Sequence[Config]) -> Config | None:
+    """Returns the heads of the network that configs name, the last one of all; None if none does."""
+    given = [model["num_heads"] for config in sources if "num_heads" in (model := flatten(config.get("model")) or {})]
+    return {"num_heads": parse_yaml(str(given[-1]), "model.num_heads")} if given else None
+
+
 def _without(config: Config, *names: str) -> Config:
     return {key: value for key, value in config.items() if str(key).rstrip("+") not in names}
 
 
-def _trained_by_run(place: str, *, as_it_is: bool, trust: bool) -> Trained:
+def _trained_by_run(place: str, *, as_it_is: bool, heads: Config | None, trust: bool) -> Trained:
     """Returns the checkpoint of a run, whose config says which images there are, or the weights of others."""
     way_out = ""
     try:
@@ -300,18 +309,19 @@ def _trained_by_run(place: str, *, as_it_is: bool, trust: bool) -> Trained:
         except UserError:  # it is no source at all
             raise error from error.__cause__
     try:
-        return _trained(place, {}, trust=trust)
+        return _trained(place, {}, heads=heads, trust=trust)
     except UserError as error:
-        raise UserError(text + way_out for text in error.problems) from error
+        heads_of_config = functools.partial(re.sub, r"--config='\{num_\w*heads: \.\.\.\}'", "--model.num_heads=...")
+        raise UserError(heads_of_config(text) + way_out for text in error.problems) from error
 
 
-def _trained(place: str, facts: Config, *, trust: bool) -> Trained:
+def _trained(place: str, facts: Config, *, heads: Config | None = None, trust: bool) -> Trained:
     """Returns any trained model as the checkpoint that a run of it would have."""
     try:
         file = read_weights(place, "ckpt")
         if file.checkpoint is not None and file.path is not None and not facts:
             return Trained(file.path, file.checkpoint)
-        source = open_source(file, make_network=network_in_file, config=facts, trust=trust, key="ckpt")
+        source = open_source(file, make_network=network_in_file, config=facts, heads=heads, trust=trust, key="ckpt")
     except UserError as error:
         raise UserError(as_flag(problem) for problem in error.problems) from error
     names = source.class_names or [str(label) for label in range(getattr(source.network, "num_classes", 0))]
