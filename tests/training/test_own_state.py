@@ -39,6 +39,7 @@ class Stateless(Callback):
         scale(pl_module, 0.5)
     def on_train_epoch_start(self, trainer, pl_module):
         self.first = True
+        pl_module.log("first", 1.0)
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if self.first:
             scale(pl_module, 0.9)

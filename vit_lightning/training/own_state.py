@@ -155,14 +155,20 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _without_effect(hook: Callable[..., Any], trainer: Trainer) -> Callable[..., None]:
-    """Returns a hook that leaves weights and the values of the optimizer's groups as they are."""
+    """Returns a hook that logs nothing, and leaves weights and the values of the optimizer's groups as they are."""
 
     @functools.wraps(hook)
     def call(*args: Any) -> None:
         module = trainer.lightning_module
         tensors = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
         groups = [(group, dict(group)) for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        silent = dict.fromkeys(
+            ("log", "log_dict"), lambda *_, **__: None
+        )  # Lightning refuses a second call
+        vars(module).update(silent)
         hook(*args)
+        for name in silent:
+            del vars(module)[name]
         for tensor, before in tensors:
             tensor.data.copy_(before)
         for group, values in groups:
