@@ -212,8 +212,8 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "of another architecture"),
-        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "of another architecture"),
+        ({"class_path": "torchvision.models.segmentation.fcn_resnet50"}, "model.weights_backbone=null"),
+        ({"class_path": "torchvision.models.vit_b_16", "init_args": {"weights": "DEFAULT"}}, "give init_from="),
         ({"class_path": "timm.create_model", "init_args": {"model_name": "hf-hub:a/b"}}, "no other place to read"),
         ({"class_path": "timm.models.create_model", "init_args": {"model_name": "local-dir:d"}}, "no other place"),
     ],

@@ -90,6 +90,9 @@ def problems_of_library(part: Part) -> list[str]:
         for option in ("pretrained", "weights")
         if given.get(option)
     ]
+    backbone = "weights_backbone"  # which torchvision fetches unless told not to
+    if backbone in signature_of(part.target).options and given.get(backbone, "the default") is not None:
+        problems.append(f"model.{backbone} would be fetched: give model.{backbone}=null")
     if library == "timm" and not inspect.isclass(part.target):
         from timm import is_model, list_models
 

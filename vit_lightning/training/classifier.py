@@ -324,7 +324,7 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
     found = {"probabilities": probabilities(logits, multi_label=getattr(data, "multi_label", False))}
     if labels:
         found["labels"] = labels[0]
-    if getattr(batch, "indices", None) is not None:
+    if isinstance(getattr(batch, "indices", None), Tensor):
         found["indices"] = batch.indices
     return found
 

@@ -162,9 +162,7 @@ def _without_effect(hook: Callable[..., Any], trainer: Trainer) -> Callable[...,
         module = trainer.lightning_module
         tensors = [(tensor, tensor.detach().clone()) for tensor in (*module.parameters(), *module.buffers())]
         groups = [(group, dict(group)) for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        silent = dict.fromkeys(
-            ("log", "log_dict"), lambda *_, **__: None
-        )  # Lightning refuses a second call
+        silent = dict.fromkeys(("log", "log_dict"), lambda *_, **__: None)  # Lightning refuses a second call
         vars(module).update(silent)
         hook(*args)
         for name in silent:

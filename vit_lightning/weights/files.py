@@ -382,7 +382,10 @@ def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
     """Returns the network in a file, and sentences on what else there is."""
     if not isinstance(contents, Mapping):
         raise UserError(f"it holds no weights, but {type(contents).__name__}")
-    mappings = dict(_mappings(contents))
+    mappings = {
+        place: {name: value for name, value in tensors.items() if not name.startswith(_COUNTS)}
+        for place, tensors in _mappings(contents)
+    }
     found = [one for place, tensors in mappings.items() for one in _candidates(place, tensors)]
     most = max(((not one.order(found)[0], one.known) for one in found), default=(False, 0))[1]
     found = [one for one in found if 2 * one.known >= most]
@@ -397,10 +400,10 @@ def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
     found.sort(key=lambda one: orders[one.place])  # and else as in the file
     chosen, notes = found[0], list[str]()
     others = [one.place for one in found[1:] if not any(one.place.startswith(two.place) for two in found if two != one)]
-    if others and most:
+    if others:
         names = (text.rstrip(".") or "no key" for text in (chosen.place, ", ".join(others)))
         notes.append("the weights are those under {}, not those under {}".format(*names))
-    beside = [name for name in chosen.beside if not name.startswith((*others, *_COUNTS))]
+    beside = [name for name in chosen.beside if not name.startswith(tuple(others))]
     return chosen._replace(beside=beside), notes
 
 
