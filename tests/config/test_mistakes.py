@@ -80,7 +80,7 @@ COMMANDS = {
     "test --ckpt=folder": "holds neither checkpoints/best.ckpt nor",
     "test --ckpt=digits.yaml": "no zip file of torch.save",
     "test --ckpt=damaged.ckpt": "damaged.ckpt cannot be read",
-    "test --ckpt=other.ckpt digits.yaml": "other.ckpt is of another architecture",
+    "test --ckpt=other.ckpt digits.yaml": "other.ckpt holds weights of none of the families",
     "test --ckpt=run no.jpg": "no.jpg: unexpected argument",
     "test --ckpt=run --top_k=2": "top_k=2: there is no such option",
     "test --ckpt=run --data.split_seed=1": "data.split_seed=1: the model learned from split 0",
@@ -444,7 +444,7 @@ TOGETHER = {
 }
 TABLE: dict[str, Any] = {**COMMANDS, **FILES, **KEYS, **VALUES, **TOGETHER}
 
-PARSER_S_OWN = {"fit --config=mode.yaml"}
+PARSER_S_OWN = {"fit --config=mode.yaml", "fit digits.yaml --init_from=other.ckpt"}  # the latter names all families
 """Rows whose answer holds the parser's own words, as long as they are."""
 
 WIDER = """from torch import nn
