@@ -122,7 +122,7 @@ def identify(
     if failures:
         raise failures[0]
     first = ", ".join(list(on_meta)[:3])
-    raise UserError(f"{file.place} holds weights of none of the families {', '.join(FAMILIES)} (first names: {first})")
+    raise UserError(f"{file.place} holds weights of none of the families (first names: {first})")
 
 
 class _Clues:
