@@ -45,7 +45,7 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_pat
 
 
 def test_another_checkout_of_the_package_is_measured_beside_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("NETWORKS", dict(throughput.NETWORKS))
+    monkeypatch.setattr(throughput, "NETWORKS", dict(throughput.NETWORKS))
     path = tmp_path / "pair.json"
     small = ("--shapes=tiny", "--precision=fp32", "--mode=inference", "--minutes=0", "--calls=1", f"--out={path}")
     monkeypatch.setattr("sys.argv", ["throughput.py", *small, f"--checkout={REPOSITORY}"])
