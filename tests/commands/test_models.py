@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
-
 import pytest
 import torch
 from torch import nn
@@ -132,20 +130,3 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
 def test_sizes_of_crate_stand_beside_its_parts():
     parts = ["--model.block=CrateBlock", "--model.attention=MSSA", "--model.feed_forward=ISTA"]
     assert resolve(["--model.preset=CRATE-T/4", *parts]).make_network().emb_size == 384
-
-
-def test_the_figure_has_every_module_once_with_its_shape(in_folder, capsys):
-    config = ["summary", "--config=digits", "--model.drop_path=0.1", "--figure=a.svg"]
-    assert main(config) == 0
-    root = ElementTree.parse("a.svg").getroot()
-    texts = ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    model = resolve(["--config=digits"]).make_network()
-    for name, module in model.named_modules():
-        parts = name.split(".")
-        if name and (parts[0] != "encoder" or parts[1:2] == ["1"]):  # blocks are alike
-            last = "0 to 5, each of 6" if parts[1:] == ["1"] else parts[-1]
-            assert any(text.startswith(f"{last}  {type(module).__name__}") for text in texts), name
-    assert texts.count("+") == 2
-    assert texts.count("drop_path  DropPath (p=0 to 0.1)") == 2
-    assert main(config) == 2
-    assert "figure=a.svg is there already" in capsys.readouterr().err

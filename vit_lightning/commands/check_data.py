@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import os
 from collections import Counter, defaultdict
@@ -25,7 +24,6 @@ from vit_lightning.data.batches import Batch, Request
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, balanced, sheet, write_png
-from vit_lightning.figures.style import STYLE
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import write_whole
 
@@ -54,7 +52,7 @@ class Found(NamedTuple):
 
 
 def check_data(experiment: Experiment) -> Report:
-    """Reads all images of all splits; writes ``data.json``, ``index.html`` and ``samples.png`` to a new folder.
+    """Reads all images of all splits; writes ``data.json`` and ``samples.png`` to a new folder.
 
     Raises:
         UserError: images are damaged and ``data.on_bad_image`` is error; after the report is written.
@@ -67,12 +65,11 @@ def check_data(experiment: Experiment) -> Report:
         report = summarise(found, data.class_names)
         write_whole(folder / "data.json", json.dumps(report, indent=2) + "\n")
         _draw_samples(data, found, folder / "samples.png")
-        write_whole(folder / "index.html", page(report, experiment.name))
     say(text(report))
     if data.notice:
         say(data.notice)
-    say(found_files(report, folder / "index.html"))
-    say(f"report      {folder / 'index.html'}")
+    say(found_files(report, folder / "data.json"))
+    say(f"report      {folder / 'data.json'}, {folder / 'samples.png'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]
     if damaged and data.on_bad_image == "error":
         raise UserError(damaged)
@@ -159,14 +156,8 @@ def mean_and_std(images: Sequence[Found]) -> dict[str, list[float]]:
     return statistics
 
 
-def aligned(rows: Sequence[Sequence[object]]) -> str:
-    """Returns rows of cells as text, in columns."""
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map("{:>{}}".format, row, widths)) for row in rows)
-
-
 def text(report: Report) -> str:
-    """Returns the report without names of images, for one screen."""
+    """Returns the report without names of images and classes, for one screen."""
     rows: list[Sequence[object]] = [("split", "images", "classes", "per class", "width", "height", "damaged")]
     for split, part in report["splits"].items():
         counts = [count for count in part["per_class"].values() if count] or [0]
@@ -175,40 +166,24 @@ def text(report: Report) -> str:
         rows.append((split, part["images"], len(counts), per_class, *spans, len(part["damaged"])))
     facts = {f"duplicates {kind.replace('_', ' ')}": str(len(report[f"duplicates_{kind}"])) for kind in DUPLICATES}
     facts |= {name: ", ".join(f"{value:.4f}" for value in report[name]) for name in ("mean", "std")}
-    return "\n".join([aligned(rows), *(f"{name:<30} {value}" for name, value in facts.items())])
+    widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    table = ["  ".join(map("{:>{}}".format, row, widths)) for row in rows]
+    return "\n".join([*table, *(f"{name:<30} {value}" for name, value in facts.items())])
 
 
-def found_files(report: Report, page: Path) -> str:
+def found_files(report: Report, file: Path) -> str:
     """Returns the first groups of equal images that are in several splits or classes, which make results wrong.
 
     Args:
         report: the report.
-        page: the page that lists all.
+        file: the file that lists all.
     """
     lines = []
     for kind in DUPLICATES[1:]:
         groups = report[f"duplicates_{kind}"]
         lines += [f"same {kind.replace('_', ' ')}: {' = '.join(group)}" for group in groups[:NAMED]]
-        lines += [f"and {len(groups) - NAMED} more: {page}"] * (len(groups) > NAMED)
+        lines += [f"and {len(groups) - NAMED} more: {file}"] * (len(groups) > NAMED)
     return "\n".join(lines)
-
-
-def page(report: Report, title: str) -> str:
-    """Returns the report as one HTML page beside ``samples.png``."""
-    splits, title = report["splits"], html.escape(title)
-    lists = {"Damaged": [line for part in splits.values() for line in part["damaged"]]}
-    lists |= {
-        f"The same {kind.replace('_', ' ')}": [*map(", ".join, report[f"duplicates_{kind}"])] for kind in DUPLICATES
-    }
-    classes = [(name, *(part["per_class"][name] for part in splits.values())) for name in splits["train"]["per_class"]]
-    sections = {
-        title: text(report),
-        **{heading: "\n".join(lines) for heading, lines in lists.items()},
-        "Classes": aligned([("class", *splits), *classes]),
-    }
-    shown = [f"<h2>{heading}</h2>\n<pre>{html.escape(lines)}</pre>" for heading, lines in sections.items() if lines]
-    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
-    return "\n".join([head, *shown, "<h2>Samples</h2><img src=samples.png style=max-width:100%>"])
 
 
 def _draw_samples(data: ImageData, found: Sequence[Found], path: Path) -> None:

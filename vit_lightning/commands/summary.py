@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,11 +28,9 @@ from vit_lightning.commands.module import make_module
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import empty_network
 from vit_lightning.errors import UserError, one_line
-from vit_lightning.inspect.architecture import architecture
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
-from vit_lightning.storage.folder import write_whole
 from vit_lightning.training.fast_paths import count_kept
 from vit_lightning.training.resources import AUTO, auto_precision, device_type
 
@@ -69,19 +66,14 @@ def summary(
     trust: Trust = False,
     batch_size: int = 1,
     levels: int | None = None,
-    figure: Path | None = None,
 ) -> None:
     """Prints the layers of the network of a config, or of a trained model, and their sums.
 
     Args:
         batch_size: number of images for which the activations are added up, with --ckpt.
         levels: levels of layers that are shown; all when not given.
-        figure: new .svg file for a figure of the network: its modules as they lie in each other, names, sizes, shapes.
     """
-    problems = [] if figure is None or figure.suffix == ".svg" else [f"figure={figure} must end with .svg"]
-    if figure is not None and figure.exists():
-        problems.append(f"figure={figure} is there already (choose a new file)")
-    refuse(problems, at_least(0, levels=levels), at_least(1, batch_size=batch_size))
+    refuse(at_least(0, levels=levels), at_least(1, batch_size=batch_size))
     if bool(ckpt) == (experiment is not None):
         raise UserError("give a config, as lightning summary --config digits, or a model, as --ckpt RUN_FOLDER")
     quiet()
@@ -101,19 +93,7 @@ def summary(
         precision = auto_precision(accelerator) if precision == AUTO else precision
         is_fast = experiment.config["fast_paths"] == "auto"
         taken = training_bytes(network, shape, batch_size, device_type(accelerator), precision, fast=is_fast)
-        say(
-            row(
-                "memory",
-                f"at least {in_bytes(taken)} for a step in {precision}, with optimizer and fast paths",
-            )
-        )
-    if figure is not None:
-        shapes, _ = _shapes_and_kept(copy.deepcopy(network).to("meta"), shape)
-        try:
-            write_whole(figure, architecture(network, shapes))
-        except OSError as fault:
-            raise UserError(f"figure={figure} cannot be written: {fault.strerror}") from fault
-        say(row("figure", str(figure)))
+        say(row("memory", f"at least {in_bytes(taken)} for a step in {precision}, with optimizer and fast paths"))
 
 
 def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, levels: int | None = None) -> str:
