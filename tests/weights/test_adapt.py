@@ -32,7 +32,7 @@ def test_names_of_classes_that_are_no_outputs_are_left_out():
     network.add_module("head", torch.nn.Linear(12, 2))
     file = WeightsFile("memory", None, network.state_dict(), {"class_names": ["a", "b", "c"]})
     found = InitialWeights(file, make_network=None).fitted(network, "bicubic", class_names=["c", "b"])
-    assert found.head_kept
+    assert "head kept: the data has the classes c, b; init_from=memory has 2 without names" in found.notes[-1]
     assert torch.equal(found.adapted.state["head.weight"], network.head.weight)
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from PIL import Image
+from torchvision import models
+from torchvision.transforms import v2
 
 from vit_lightning import Digits, UserError, ViT, load
 from vit_lightning.cli import main
@@ -296,13 +298,6 @@ def test_a_teacher_counts_only_as_the_average_of_a_student_like_it(others, depth
     assert (token == others.index(place)).all()
 
 
-def test_a_head_beside_a_backbone_is_its_head(tmp_path):
-    weights = timm_network().state_dict()
-    named = {n if n.startswith("head.") else f"backbone.{n}": value for n, value in weights.items()}
-    torch.save({"state_dict": named}, tmp_path / "a.ckpt")
-    assert read_weights(tmp_path / "a.ckpt").tensors.keys() == weights.keys()
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -389,10 +384,79 @@ def test_an_arch_of_timm_prepares_the_images_and_without_it_a_note_names_the_cro
     assert any("centre_share 1.0" in note for note in load(tmp_path / "b.pth.tar", config={"num_heads": 2}).notes)
 
 
-@pytest.mark.parametrize("kind", ["DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"])
-def test_deit_of_transformers_is_refused_by_its_name(kind, tmp_path):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    config = transformers.DeiTConfig(**sizes, image_size=16, patch_size=8)
-    getattr(transformers, kind)(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"transformers' DeiT \(timm:deit_base_distilled_patch16_224 is\)"):
-        load(tmp_path)
+def by_torchvision(folder, **args):
+    """A checkpoint of torchvision's references/classification/train.py, and the logits of its evaluation."""
+    network = models.VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=1, hidden_dim=64, mlp_dim=64, num_classes=4
+    )
+    average = torch.optim.swa_utils.AveragedModel(network, use_buffers=True)
+    torch.nn.init.normal_(average.module.heads.head.weight)
+    state = {"model": network.state_dict(), "model_ema": average.state_dict(), "optimizer": {"state": {}}, "epoch": 3}
+    given = {"model": "vit_b_16", "data_path": "d", "backend": "PIL", "train_crop_size": 28, "model_ema": True, **args}
+    torch.save({**state, "args": Namespace(**given)}, folder / "model_3.pth")
+    kernel = v2.InterpolationMode(given["interpolation"])
+    prepare = v2.Compose(
+        [
+            *[v2.PILToTensor()] * (given["backend"] == "tensor"),
+            v2.Resize(given["val_resize_size"], interpolation=kernel, antialias=True),
+            v2.CenterCrop(given["val_crop_size"]),
+            *[v2.PILToTensor()] * (given["backend"] == "PIL"),
+            v2.ToDtype(torch.float, scale=True),
+            v2.Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+        ]
+    )
+    with torch.no_grad():
+        return average.eval()(torch.stack([prepare(image) for image in IMAGES]))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"val_resize_size": 37, "val_crop_size": 32, "interpolation": "bilinear"},
+        {"val_resize_size": 32, "val_crop_size": 32, "interpolation": "bicubic"},
+        {"val_resize_size": 40, "val_crop_size": 32, "interpolation": "bilinear", "backend": "tensor"},
+    ],
+    ids=str,
+)
+def test_the_args_of_a_checkpoint_of_torchvision_prepare_the_images_of_its_average(args, tmp_path):
+    logits = by_torchvision(tmp_path, **args)
+    check(tmp_path / "model_3.pth", logits)
+    assert (
+        "the weights are those under model_ema.module, not those under model"
+        in read_weights(tmp_path / "model_3.pth").notes
+    )
+
+
+def dino_part(prefix, seed):
+    """A backbone of DINO's names with its projection head, and the backbone."""
+    torch.manual_seed(seed)
+    network = sharpened(timm.create_model("vit_tiny_patch16_224", **SMALL, num_classes=0))
+    head = {"mlp.0.weight": (64, 32), "mlp.0.bias": (64,), "last_layer.weight_g": (9, 1), "last_layer.weight_v": (9, 8)}
+    state = {f"{prefix}backbone.{name}": value for name, value in network.state_dict().items()}
+    return network, state | {f"{prefix}head.{name}": torch.ones(shape) for name, shape in head.items()}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("alone", [False, True])
+def test_of_a_checkpoint_of_dino_the_teacher_counts_without_its_projection_head(alone, tmp_path):
+    (_, student), (network, teacher) = dino_part("module.", 1), dino_part("", 2)
+    args = Namespace(arch="vit_small", patch_size=8, teacher_temp=0.04)
+    whole = {"student": student, "teacher": teacher, "args": args, "dino_loss": {"center": torch.ones(1, 9)}}
+    torch.save({"teacher": teacher} if alone else whole, tmp_path / "checkpoint.pth")
+    found = load(tmp_path / "checkpoint.pth", config={"num_heads": 2})
+    batch = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(found.network(batch), network(batch), rtol=0, atol=1e-5)
+    notes = read_weights(tmp_path / "checkpoint.pth").notes
+    assert "beside the network: teacher.head.mlp.0.weight, teacher.head.mlp.0.bias, teacher.head.last" in notes[-1]
+    if not alone:
+        assert notes[0] == "the weights are those under teacher.backbone, not those under student.module.backbone"
+        assert (found.mean, found.resize) == ([0.485, 0.456, 0.406], 36)
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "model.backbone.", "module.backbone."])
+def test_a_head_beside_a_backbone_is_its_head(prefix, tmp_path):
+    weights, parent = timm_network().state_dict(), prefix.removesuffix("backbone.")
+    named = {f"{parent if n.startswith('head.') else prefix}{n}": value for n, value in weights.items()}
+    torch.save({"state_dict": named}, tmp_path / "a.ckpt")
+    assert read_weights(tmp_path / "a.ckpt").tensors.keys() == weights.keys()

@@ -312,8 +312,8 @@ def convert(
         source: the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME,
             torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS.
         dst: new file that ends with .safetensors, .pth or .npz; or with --to=hf a new folder, that of lightning export.
-        to: implementation: timm, torchvision, hf, vit_pytorch, simple_vit, crate, big_vision, google, torch_encoder,
-            einops_tutorial, timm_legacy, dinov2 or dinov3.
+        to: implementation: timm, torchvision, hf, deit, vit_pytorch, simple_vit, crate, big_vision, google,
+            torch_encoder, einops_tutorial, timm_legacy, dinov2 or dinov3.
 
     Raises:
         UserError: names the options that the implementation does not have; or the logits differ.

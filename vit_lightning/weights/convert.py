@@ -19,7 +19,7 @@ from vit_lightning.weights.family_dino import DINOV2, DINOV3
 from vit_lightning.weights.family_einops import EINOPS_TUTORIAL
 from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY
-from vit_lightning.weights.family_torch import HF, TORCH_ENCODER, TORCHVISION
+from vit_lightning.weights.family_torch import DEIT, HF, TORCH_ENCODER, TORCHVISION
 from vit_lightning.weights.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
 from vit_lightning.weights.options import Options, build, is_dropout
 from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
@@ -28,6 +28,7 @@ _TABLES = (
     TIMM,
     TORCHVISION,
     HF,
+    DEIT,
     VIT_PYTORCH,
     SIMPLE_VIT,
     CRATE,

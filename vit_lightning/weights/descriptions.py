@@ -58,6 +58,20 @@ VALUES: dict[str, tuple[Any, ...]] = {
 """Fields of which these values alone are right."""
 
 
+ARGS: dict[str, dict[str, tuple[str, Any]]] = {
+    "val_crop_size": {  # of torchvision's references/classification/train.py
+        "resize": ("val_resize_size", 256),
+        "image_size": ("val_crop_size", 224),
+        "interpolation": ("interpolation", "bilinear"),
+    },
+    "teacher_temp": {"resize": ("", 256), "image_size": ("", 224), "interpolation": ("", "bicubic")},  # of DINO's
+}
+"""Facts in the ``args`` of a training, with their names there and defaults, by a name that this writer alone has.
+
+The other ``args`` tell how it was trained; its images are normalised with ImageNet's numbers.
+"""
+
+
 class Described(NamedTuple):
     """Facts of images and classes, and for each fact that could not be read, why."""
 
@@ -121,6 +135,21 @@ def with_args(args: Mapping[str, Any], cfg: Mapping[str, Any]) -> dict[str, Any]
     pool = {"global_pool": args["gp"]} if args.get("gp") else {}
     model = {"architecture": args["model"], "model_args": args.get("model_kwargs") or {}}
     return {**model, "pretrained_cfg": found, **pool}
+
+
+def of_args(args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns a description by the ``args`` of a writer in ``ARGS``; None for others."""
+    fields = next((fields for name, fields in ARGS.items() if name in args), None)
+    if fields is None:
+        return None
+    found = {fact: args.get(name, usual) for fact, (name, usual) in fields.items()}
+    return centre_cropped(**found, fast=args.get("backend") == "tensor")
+
+
+def centre_cropped(resize: int, image_size: int, interpolation: str, *, fast: bool = False) -> dict[str, Any]:
+    """Returns a description of images whose shorter side is resized and whose middle is cut out, as by torchvision."""
+    facts = {"image_size": [image_size] * 2, "resize": resize, "centre_share": min(1.0, image_size / resize)}
+    return {"preprocessing": {**facts, "interpolation": "fast_" * fast + interpolation, "in_channels": 3, **_IMAGENET}}
 
 
 def _of_timm(given: Mapping[str, Any]) -> dict[str, Any]:

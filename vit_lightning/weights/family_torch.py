@@ -1,13 +1,14 @@
-"""torchvision's ViT, Hugging Face's, and one whose encoder is ``nn.TransformerEncoder``."""
+"""torchvision's ViT, Hugging Face's ViT and DeiT, and one whose encoder is ``nn.TransformerEncoder``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vit_lightning.sizes import side
 from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, size
-from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, norm_text
+from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, Shapes, norm_text
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 
 
@@ -76,26 +77,26 @@ def _flat_hf(config: Mapping[str, Any]) -> Config:
     return flat
 
 
-def _hf_names(options: Options, layout: Layout) -> Names:
+def _hf_names(options: Options, layout: Layout, model: str = "vit") -> Names:
     if layout["names"] == "memory":  # in memory since transformers 5
-        block = "vit.layers.*"
+        block = f"{model}.layers.*"
         qkv = tuple(f"{block}.attention.{part}_proj" for part in "qkv")
         projection, expand, contract = "attention.o_proj", "mlp.fc1", "mlp.fc2"
     else:  # on disk, and in memory before
-        block = "vit.encoder.layer.*"
+        block = f"{model}.encoder.layer.*"
         qkv = tuple(f"{block}.attention.attention.{part}" for part in ("query", "key", "value"))
         projection, expand, contract = "attention.output.dense", "intermediate.dense", "output.dense"
     return {
-        "patch_embedding.projection.conv": "vit.embeddings.patch_embeddings.projection",
-        "patch_embedding.class_token.token": "vit.embeddings.cls_token",
-        "patch_embedding.positions.table": "vit.embeddings.position_embeddings",
+        "patch_embedding.projection.conv": f"{model}.embeddings.patch_embeddings.projection",
+        "patch_embedding.class_token.token": f"{model}.embeddings.cls_token",
+        "patch_embedding.positions.table": f"{model}.embeddings.position_embeddings",
         f"{ATTENTION}.norm": f"{block}.layernorm_before",
         f"{ATTENTION}.attention.qkv": Theirs(qkv),
         f"{ATTENTION}.attention.projection": f"{block}.{projection}",
         f"{FEED_FORWARD}.norm": f"{block}.layernorm_after",
         f"{FEED_FORWARD}.feed_forward.expand": f"{block}.{expand}",
         f"{FEED_FORWARD}.feed_forward.contract": f"{block}.{contract}",
-        "norm": "vit.layernorm",
+        "norm": f"{model}.layernorm",
         "head.linear": "classifier",
     }
 
@@ -135,8 +136,33 @@ HF = Family(
     flatten=_flat_hf,
     headless=True,
     layouts={"names": ("memory", "disk")},
+    find_layout=lambda shapes: {"names": _place_of(shapes)},
+)
+
+
+def _place_of(shapes: Shapes) -> str:
+    return "disk" if any(".encoder.layer." in name for name in shapes) else "memory"
+
+
+def _deit_names(options: Options, layout: Layout) -> Names:
+    """Returns names of a DeiT; without a head of its own the distillation token is a token like a register."""
+    token, names = "register_tokens", _hf_names(options, layout, "deit")
+    if layout["teacher"]:
+        token = "distillation_token"
+        names |= {"head.linear": "cls_classifier", "head.distillation": "distillation_classifier"}
+    return {**names, f"patch_embedding.{token}.token": "deit.embeddings.distillation_token"}
+
+
+DEIT = replace(
+    HF,
+    name="deit",
+    names=_deit_names,
+    read_rest=lambda config, options, layout: {"register_tokens": int(not layout["teacher"])},
+    layouts={**HF.layouts, "teacher": (False, True)},
+    layout_options={"teacher": "distillation_token"},
     find_layout=lambda shapes: {
-        "names": "disk" if any(name.startswith("vit.encoder.") for name in shapes) else "memory"
+        "names": _place_of(shapes),
+        "teacher": "distillation_classifier.weight" in shapes,
     },
 )
 

@@ -31,7 +31,7 @@ from vit_lightning.storage.checkpoint_files import (
 )
 from vit_lightning.storage.wandb_sources import artifact_path
 from vit_lightning.weights.convert import FAMILIES
-from vit_lightning.weights.descriptions import Described, described, with_args
+from vit_lightning.weights.descriptions import Described, described, of_args, with_args
 from vit_lightning.weights.hubs import LIBRARIES, cfg_of_timm, hub_folder
 
 PLACES = (*LIBRARIES, "hf-hub", "wandb")
@@ -49,10 +49,12 @@ _SHARE = 0.2
 """Least part of a file's tensors that have the prefix of a network."""
 _AVERAGED, _STUDENT, _TEACHER = (re.compile(rf"(.*_)?{word}(_.*)?") for word in ("ema", "student", "teacher"))
 """Words of a place: averaged weights come first, as timm takes them; a teacher is an average of a student like it."""
-_UNUSED = re.compile(r"(vit\.)?pooler\..*|(vit\.embeddings\.|embeddings\.)?mask_token|opt/state/.*")
+_UNUSED = re.compile(r"((vit|deit)\.)?(pooler\..*|(embeddings\.)?mask_token)|opt/state/.*")
 """Tensors of pre-training that the logits do not need."""
 _BESIDE = re.compile(r"(.*_)?(criterion|loss(es)?|metrics?|acc(uracy)?\d*)(_.*)?", re.IGNORECASE)
 """First words of what is none of the network in a LightningModule: of losses and metrics."""
+_PROJECTION = re.compile(r"(.*\.)?(\w+_)?head\.(mlp\.\d+|last_layer)\.\w+")
+"""Names in a head of DINO's or iBOT's, which only their pre-training needs."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 _LARGEST_JSON = 1 << 24
@@ -205,6 +207,8 @@ def _described(file: Path, contents: Any, inside: dict[str, Any] | None) -> tupl
     if isinstance(args, dict) and isinstance(args.get("model"), str) and "crop_pct" in args:  # of timm's train.py
         cfg = cfg_of_timm(args["model"])
         inside, whole = with_args(args, cfg or {}), cfg is not None
+    elif isinstance(args, dict):
+        inside = inside or of_args(args)
     if file.name in IN_FOLDER and file.with_name("config.json").is_file():
         config, images = (_read_json(file.with_name(f"{name}.json")) for name in ("config", "preprocessor_config"))
         return inside or config, described(inside or config, images, whole=whole)
@@ -358,24 +362,27 @@ def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
     """Yields the tensors of a mapping under each prefix of their names with which a family has them."""
     counts = Counter(name[: end.end()] for name in tensors for end in re.finditer(r"[a-zA-Z_]\w*\.", name))
     for prefix in ["", *(text for text, count in counts.items() if count >= _SHARE * len(tensors))]:
-        within = [name for name in tensors if (name.startswith(prefix) if prefix else not _is_beside(name))]
+        within = [name for name in tensors if name.startswith(prefix) and not _is_beside(name[len(prefix) :])]
         inside = _of_vit({name[len(prefix) :]: tensors[name] for name in within})
         if known := _known(inside):
-            others = {name: tensors[name] for name in tensors if name not in within and name not in inside}
-            heads = _known({**inside, **others}) & others.keys()  # a head beside a backbone
-            inside |= {name: others[name] for name in heads}
-            beside = [f"{place}{name}" for name in others if name not in heads]
+            parent = re.sub(r"\w+\.$", "", prefix)
+            others = {name.removeprefix(parent): name for name in tensors if name not in within}
+            named = {name: tensors[whole] for name, whole in others.items() if not _is_beside(name)}
+            heads = (_known({**named, **inside}) - inside.keys()) & named.keys()  # a head beside a backbone
+            inside |= {name: named[name] for name in heads}
+            beside = [f"{place}{whole}" for name, whole in others.items() if name not in heads]
             yield _Candidate(place + prefix, inside, beside, len(known) + len(heads))
 
 
 def _is_beside(name: str) -> bool:
-    return bool(_BESIDE.fullmatch(name.partition(".")[0]))
+    return bool(_BESIDE.fullmatch(name.partition(".")[0]) or _PROJECTION.fullmatch(name))
 
 
 def _of_vit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns tensors of transformers' ViTModel as those of its classifier."""
+    """Returns tensors of transformers' ViTModel or DeiTModel as those of its classifier."""
     is_bare = "embeddings.patch_embeddings.projection.weight" in tensors and ".layernorm_before." in " ".join(tensors)
-    return {f"vit.{name}": value for name, value in tensors.items()} if is_bare else tensors
+    model = "deit" if "embeddings.distillation_token" in tensors else "vit"
+    return {f"{model}.{name}": value for name, value in tensors.items()} if is_bare else tensors
 
 
 def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:

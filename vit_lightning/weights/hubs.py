@@ -12,6 +12,7 @@ from torch import nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.limits import meant
+from vit_lightning.weights.descriptions import centre_cropped
 
 T = TypeVar("T")
 
@@ -51,10 +52,9 @@ def torchvision_model(name: str) -> tuple[nn.Module, dict[str, Any]]:
     weights = models.get_model_weights(name).DEFAULT
     network: nn.Module = _fetched(lambda: models.get_model(name, weights=weights), f"torchvision:{name}")
     prepare = weights.transforms()
-    size, resized = prepare.crop_size[0], prepare.resize_size[0]
-    facts = {"image_size": (size, size), "in_channels": 3, "centre_share": min(1.0, size / resized), "resize": resized}
-    facts |= {"mean": list(prepare.mean), "std": list(prepare.std), "interpolation": prepare.interpolation.value}
-    return network, {"preprocessing": facts, "class_names": list(weights.meta["categories"])}
+    facts = centre_cropped(prepare.resize_size[0], prepare.crop_size[0], prepare.interpolation.value)
+    facts["preprocessing"] |= {"mean": list(prepare.mean), "std": list(prepare.std)}
+    return network, {**facts, "class_names": list(weights.meta["categories"])}
 
 
 LIBRARIES: dict[str, Callable[[str], tuple[nn.Module, dict[str, Any]]]] = {

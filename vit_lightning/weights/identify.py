@@ -61,7 +61,6 @@ _UNREAD = {
     "BEiT": r".*\.relative_position_bias(_table|\.relative_position_bias_table)",
     "CLIP or SigLIP": r"(visual\.)?transformer\.resblocks\..*|vision_model\.encoder\..*",
     "MAE with its decoder": r"decoder_(blocks|embed)\..*",
-    "transformers' DeiT (timm:deit_base_distilled_patch16_224 is)": r"(\w+\.)*embeddings\.distillation_token",
     "SAM": r"(image_encoder\.)?blocks\.\d+\.attn\.rel_pos_h",
 }
 """Names of tensors by which files of other ViTs are known that are not read."""

@@ -41,12 +41,9 @@ class FirstWeights(NamedTuple):
     family: str
     adapted: Adapted
     notes: tuple[str, ...]
-    head_kept: bool = False
-    """Whether the head is the source's, though nothing tells whether its classes are those of the data."""
 
     def sentence(self) -> str:
-        kept = ", head kept, though nothing tells the order of its classes" * self.head_kept
-        return f"from {self.place} ({self.family}): {self.adapted.sentence()}{kept}"
+        return f"from {self.place} ({self.family}): {self.adapted.sentence()}"
 
     def to_json(self, interpolation: ResizePositions) -> str:
         facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
@@ -158,7 +155,7 @@ class InitialWeights:
         if class_names is not None and not reset_head:
             count = len(known or class_names)
             try:
-                match = match_classes(known, class_names, whose="the source", ours="the data", classes=count)
+                match = match_classes(known, class_names, whose=f"{KEY}={place}", ours="the data", classes=count)
             except UserError:
                 why = "new head: other classes"
         rows = None if match is None or match.labels == [*range(len(known or match.labels))] else match.labels
@@ -172,10 +169,9 @@ class InitialWeights:
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
             way_out = f"({'; '.join(self.unknown) or '--config finetune takes those of the source'})"
             raise UserError(f"{text} {way_out}") from error
-        kept = (
-            match is not None and bool(match.note) and any(name.startswith(heads_of(network)) for name in adapted.taken)
-        )
-        return FirstWeights(place, family, adapted, notes, kept)
+        if match is not None and match.note and any(name.startswith(heads_of(network)) for name in adapted.taken):
+            notes += (f"head kept: {match.note}",)
+        return FirstWeights(place, family, adapted, notes)
 
     def _by_itself(
         self, network: nn.Module, given: nn.Module | Mapping[str, Tensor]
