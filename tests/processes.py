@@ -31,7 +31,7 @@ PRELOADED = (
     "vit_lightning.commands.trained",
     "vit_lightning.commands.fit",
     "vit_lightning.figures.test_report",
-    "vit_lightning.report.write",
+    "vit_lightning.report.page",
     "warm",
 )
 SERVER = multiprocessing.get_context("forkserver")

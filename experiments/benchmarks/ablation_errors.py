@@ -1,13 +1,10 @@
 """How often an ablation is wrong, what its intervals cover, and how many runs it takes: simulated studies.
 
     python experiments/benchmarks/ablation_errors.py [--studies 2000] [--random 0] [--only "5 arms, quiet"]
-    python experiments/benchmarks/ablation_errors.py --advice [--studies 400]
 
-Each study is followed to its end by the rules of ``report/sequential.py`` and ``report/comparisons.py``, with alpha
-spent as the forecast chooses. Differences are in units of the smallest effect. Fixed: runs of a design with as many
-runs of each arm, t-tests with Bonferroni's correction and the smallest such number that answers as many comparisons;
-nobody knows that number beforehand. Advice: what has no answer at its planned maximum is raised once to the number of
-seeds that the report names.
+Each study is followed to its end by the rules of ``report/sequential.py`` and ``report/comparisons.py``. Differences
+are in units of the smallest effect. Fixed: runs of a design with as many runs of each arm, t-tests with Bonferroni's
+correction and the smallest such number that answers as many comparisons; nobody knows that number beforehand.
 """
 
 from __future__ import annotations
@@ -23,15 +20,11 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from vit_lightning.report.comparisons import compare, design_of, most_seeds, standings
-from vit_lightning.report.forecast import Spread, best_spending, needed_seeds
-from vit_lightning.report.sequential import FIRST, Answer, Spending, at, follow, variances_by_others
-from vit_lightning.report.study import MOST_SEEDS, Compare, Run, Study
-from vit_lightning.report.units import NONE
+from vit_lightning.report.comparisons import design_of, most_seeds
+from vit_lightning.report.sequential import Answer, at, follow
+from vit_lightning.report.study import Compare, Run, Study
 
 Values = np.ndarray[Any, Any]
-PLANNED = (6, 20, 40)
-"""Maxima of the studies that follow the advice."""
 ALPHA, MAX_SEEDS, SD = 0.05, 60, 1.7
 """Of the scenes that do not say otherwise; SD is that of a difference."""
 IMAGES, ACCURACY, EFFECT = 360, 0.97, 0.005
@@ -57,19 +50,14 @@ class Scene:
     """Factors of the standard deviation of each arm, the baseline first; all 1 where it is empty."""
     extended: tuple[int, ...] = ()
     """Earlier maxima, at which all comparisons that were open or had ended without an answer went on."""
-    arms: Literal["baseline", "pairs", "best"] = "baseline"
+    arms: Literal["baseline", "pairs"] = "baseline"
     until: Answer = "equivalent"
-    spending: Spending | None = None
-    """As the plan says; by default the forecast chooses, which knows ``sd``."""
 
     @functools.cached_property
     def rules(self) -> Compare:
-        """Rules of the comparisons, with alpha spent as the forecast of the first maximum chooses."""
-        first = (*self.extended, self.max_seeds)[0]
-        rules = Compare("score", 1.0, first, ALPHA, self.arms, self.until, spending=self.spending)
-        counting = math.sqrt(2 * ACCURACY * (1 - ACCURACY) / IMAGES) / EFFECT if self.noise == "counts" else 0.0
-        spending = best_spending(rules, len(self.truth) + 1, Spread(math.hypot(self.sd, counting)))
-        return replace(rules, max_seeds=self.max_seeds, spending=spending, extended=self.extended)
+        """Rules of the comparisons."""
+        rest = {"arms": self.arms, "until": self.until, "extended": self.extended}
+        return Compare("score", 1.0, self.max_seeds, alpha=ALPHA, **rest)
 
     @property
     def promised(self) -> bool:
@@ -91,7 +79,7 @@ class Rates:
     """Mean error of the mean difference, as the last analysis shows it."""
     runs: float
     answered: float
-    """Comparisons that are answered; of a study that looks for the best, arms with a rank."""
+    """Comparisons that are answered."""
 
 
 def results_of(scene: Scene, studies: int, draw: np.random.Generator) -> Values:
@@ -126,8 +114,6 @@ def simulate(scene: Scene, studies: int, random: int = 0) -> Rates:
 
 def rates_of(scene: Scene, results: Values) -> Rates:
     """Follows studies to their ends."""
-    if scene.arms == "best":
-        return _best(scene, results)
     truth = np.array([0.0, *scene.truth])
     pairs = [(arm, 0) for arm in range(1, len(truth))]
     if scene.arms == "pairs":
@@ -137,10 +123,9 @@ def rates_of(scene: Scene, results: Values) -> Rates:
     if scene.noise == "counts":
         gaps = np.rint(gaps * IMAGES * EFFECT) / (IMAGES * EFFECT)
     design = design_of(scene.rules, len(truth))
-    by_others = variances_by_others(results[..., :FIRST])[:, one, other]
     there = ~np.isnan(gaps)
     whole = np.argsort(~there, axis=-1, kind="stable")[..., : scene.max_seeds]  # the seeds of pairs, then the others
-    course = follow(np.nan_to_num(np.take_along_axis(gaps, whole, -1)), design, by_others)
+    course = follow(np.nan_to_num(np.take_along_axis(gaps, whole, -1)), design)
     complete = np.minimum(there.sum(-1), scene.max_seeds)
     reached = np.searchsorted(course.pairs, complete, side="right") - 1
     stop = np.minimum(course.stop, reached)
@@ -173,34 +158,6 @@ def fixed_runs(scene: Scene, answered: float, studies: int) -> float:
     alike = mean + whole < 1 if scene.until == "not better" else np.abs(mean) + whole < 1
     found = ((np.abs(mean) > half) | alike).mean((0, 1))
     return float(arms * n[np.argmax(found >= answered)] / (1 - scene.failing)) if found.max() >= answered else math.nan
-
-
-def _best(scene: Scene, results: Values) -> Rates:
-    """Compares whole studies that look for the best arm, none of which is dropped: that can only add claims."""
-    truth = np.array([0.0, *scene.truth])
-    gaps = [value - np.delete(truth, arm).max() for arm, value in enumerate(truth)]
-    false, held, answered = [], [], []
-    for values in results:
-        study = study_of(values, scene)
-        found = standings(study, compare(study))
-        ranks = [standing.verdict for standing in found]
-        wrong = {
-            "the best": lambda gap: gap < 0,
-            "among the best": lambda gap: gap <= -1,
-            "not the best": lambda gap: gap >= 0,
-        }
-        false.append(any(rank in wrong and wrong[rank](gap) for rank, gap in zip(ranks, gaps, strict=True)))
-        held.append([one.low <= gap <= one.high for one, gap in zip(found, gaps, strict=True)])
-        answered.append([one.decided for one in found])
-    covered = np.array(held)
-    return Rates(
-        false=float(np.mean(false)),
-        covered=float(covered.mean()),
-        all_covered=float(covered.all(-1).mean()),
-        bias=math.nan,
-        runs=math.nan,
-        answered=float(np.mean(answered)),
-    )
 
 
 def study_of(values: Values, scene: Scene) -> Study:
@@ -246,6 +203,12 @@ SCENES = {
     "sd of half an effect, one effect": replace(BASE, sd=0.5, truth=(1.0, 1.0)),
     "sd of four effects": replace(BASE, sd=4.0),
     "sd of four effects, one effect": replace(BASE, sd=4.0, truth=(1.0, 1.0)),
+    **{
+        f"{count} compared, at most {most}, truth {truth:g}": Scene((truth,) * count, sd=0.78, max_seeds=most)
+        for most in (6, 40)
+        for count in (1, 4, 8)
+        for truth in (0.0, 1.0)
+    },
     "at most 8 seeds": replace(BASE, max_seeds=8),
     "at most 240 seeds": replace(BASE, max_seeds=240, sd=4.0),
     "counts": replace(BASE, noise="counts"),
@@ -282,8 +245,9 @@ SCENES = {
     "one arm varies twice, 3 arms, quiet": replace(QUIET, varying=(1, 2, 1)),
     "one arm varies twice, 3 arms": replace(NOISY, varying=(1, 2, 1)),
     "one arm varies twice, 5 arms": replace(NOISY, truth=(0.0,) * 4, varying=(1, 2, 1, 1, 1)),
-    "one arm varies five times, 3 arms": replace(NOISY, sd=2.0, varying=(1, 5, 1), spending="early"),
-    "one arm varies ten times, 3 arms": replace(NOISY, sd=1.0, varying=(1, 10, 1), spending="early"),
+    "one arm varies five times, 3 arms": replace(NOISY, sd=2.0, varying=(1, 5, 1)),
+    "one arm varies ten times, 3 arms": replace(NOISY, sd=1.0, varying=(1, 10, 1)),
+    "one arm varies ten times, at most 6": replace(NOISY, sd=1.0, varying=(1, 10, 1), max_seeds=6),
     "baseline varies twice, 3 arms, quiet": replace(QUIET, varying=(2, 1, 1)),
     "baseline varies twice, 3 arms": replace(NOISY, varying=(2, 1, 1)),
     "baseline varies twice, 4 arms": replace(NOISY, truth=(0.0,) * 3, varying=(2, 1, 1, 1)),
@@ -294,66 +258,7 @@ SCENES = {
     "maximum 20, 40, 80": replace(EXTENDED, max_seeds=80, extended=(20, 40)),
     "maximum 20, 40, 80, 160": replace(EXTENDED, max_seeds=160, extended=(20, 40, 80)),
     "maximum 20 to 160, one effect": replace(EXTENDED, max_seeds=160, extended=(20, 40, 80), truth=(1.0, 1.0)),
-    "best of 4, alike": replace(BASE, arms="best", truth=(-1e-9, -1e-9, -1e-9)),
-    "best of 4, one effect": replace(BASE, arms="best", truth=(1.0, 0.0, 0.0)),
-    "best of 4, two best": replace(BASE, arms="best", truth=(1.0, 1.0, -1.0)),
 }
-
-
-@dataclass(frozen=True)
-class Followed:
-    """Of studies of one comparison that have no answer at their planned maximum and follow the advice once."""
-
-    studies: int
-    advised: float
-    """Fraction for which some number of seeds is named."""
-    seeds: float
-    """Median of that number."""
-    ran: float
-    """Fraction of these whose next analysis takes place."""
-    answered: float
-    """Fraction of these that are answered by the advised number of seeds."""
-    false: float
-    """Of all studies, those with a false claim by then."""
-
-
-def follow_advice(scene: Scene, studies: int, random: int = 0) -> Followed:
-    """Follows studies to their planned maximum, and what is open then to the number of seeds that is advised."""
-    draw, rules = np.random.default_rng(random), scene.rules
-    seeds, ran, answered, false, unanswered = [], [], [], 0, 0
-    for values in results_of(replace(scene, max_seeds=MOST_SEEDS), studies, draw):
-        [one] = compare(study := study_of(values[:, : scene.max_seeds], scene))
-        if not (done := bool(one.course.decided[one.analysis])):
-            unanswered += 1
-            if advice := needed_seeds(study, [one]):
-                longer = replace(scene, max_seeds=advice, extended=(scene.max_seeds,), spending=rules.spending)
-                before, [one] = one.n, compare(study_of(values[:, :advice], longer))
-                done = bool(one.course.decided[one.analysis])
-                seeds.append(advice)
-                ran.append(one.n > before)
-                answered.append(done)
-        [truth] = scene.truth
-        wrong = {"better": truth <= 0, "worse": truth >= 0, "not better": truth >= 1, "not worse": truth <= -1}
-        false += any(wrong[claim] for claim in one.claims)
-    shares = [float(np.mean(found)) if found else math.nan for found in (ran, answered)]
-    middle = float(np.median(seeds)) if seeds else math.nan
-    return Followed(unanswered, len(seeds) / max(1, unanswered), middle, *shares, false / studies)
-
-
-def print_advice(studies: int, random: int) -> None:
-    """Prints what comes of the advice, for one arm beside the baseline."""
-    columns = ("planned", "sd", "true difference", "without answer, %", "advised, %", "median seeds", "ran, %")
-    print(f"| {' | '.join([*columns, 'answered, % (se)', 'false, %'])} |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for planned, sd, truth in itertools.product(PLANNED, (0.5, 1.0, 2.0, 4.0), (0.0, 0.5)):
-        found = follow_advice(Scene((truth,), sd=sd, max_seeds=planned), studies, random)
-        count = round(found.studies * found.advised)
-        error = math.sqrt(found.answered * (1 - found.answered) / count) if count else math.nan
-        numbers = [f"{100 * found.studies / studies:.0f}", *[NONE] * 4, f"{100 * found.false:.1f}"]
-        if count:
-            numbers[1:3] = [f"{100 * found.advised:.0f}", f"{found.seeds:.0f}"]
-            numbers[3:5] = [f"{100 * found.ran:.0f}", f"{100 * found.answered:.0f} ({100 * error:.0f})"]
-        print(f"| {planned} | {sd:g} | {truth:g} | {' | '.join(numbers)} |", flush=True)
 
 
 def main() -> None:
@@ -361,11 +266,7 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=2000)
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--only", nargs="*", choices=list(SCENES))
-    parser.add_argument("--advice", action="store_true")
     given = parser.parse_args()
-    if given.advice:
-        print_advice(given.studies, given.random)
-        return
     columns = ("false", "error", "covered", "all", "bias", "runs", "answered", "fixed")
     print(f"{'':<38}" + "".join(f"{name:>9}" for name in columns))
     for name in given.only or SCENES:
@@ -375,9 +276,8 @@ def main() -> None:
         mark = "" if rates.false <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / given.studies) else "  above alpha"
         shown = f"{rates.false:9.4f}{error:9.4f}{rates.covered:9.3f}{rates.all_covered:9.3f}{rates.bias:9.3f}"
         note = "" if scene.promised else "  not promised"
-        fixed = math.nan if scene.arms == "best" else fixed_runs(scene, rates.answered, given.studies)
-        spent = scene.rules.spending
-        print(f"{name:<38}{shown}{rates.runs:9.1f}{rates.answered:9.3f}{fixed:9.0f} {spent}{mark}{note}", flush=True)
+        fixed = fixed_runs(scene, rates.answered, given.studies)
+        print(f"{name:<38}{shown}{rates.runs:9.1f}{rates.answered:9.3f}{fixed:9.0f}{mark}{note}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/ablation_estimates.py estimates|images|skew|warnings [--studies 2000]
 
-Estimates: bias of the mean and of the median-unbiased estimate. Images: coverage of the interval for new seeds on new
+Estimates: bias of the mean. Images: coverage of the interval for new seeds on new
 images. Skew: false claims of tests that allow for skew, in the place of the t-test. Warnings: how often arms are named
 as unlike in spread.
 """
@@ -17,34 +17,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ablation_errors import Scene, Values, study_of
+from ablation_errors import Values
 from scipy import special
 
-from vit_lightning.report.comparisons import compare
-from vit_lightning.report.sequential import FIRST, Design, at, follow, moderated, variances_by_others
-from vit_lightning.report.variance import components, estimate, spread_p
+from vit_lightning.report.sequential import Design, at, follow
+from vit_lightning.report.variance import components, spread_p
 
 ALPHA, MAX_SEEDS = 0.05, 40
 
 
 def print_estimates(studies: int) -> None:
-    """Errors of both estimates where a comparison has stopped, over all and over those found better.
-
-    With three arms the third is like the baseline; only the comparison of the second counts.
-    """
-    print(f"{'arms':>5}{'sd':>5}{'truth':>7}{'better, %':>11}" + 2 * f"{'above, %':>10}{'bias':>8}{'of better':>11}")
-    for arms, sd, truth in itertools.product((2, 3), (0.5, 1.7), (0.0, 0.25, 0.5, 1.0, 2.0)):
-        truths = np.array([0.0, truth, 0.0][:arms])
-        scene, draw = Scene(truth=tuple(truths[1:]), sd=sd, max_seeds=60), np.random.default_rng(1)
-        results = truths[:, None] + sd / math.sqrt(2) * draw.standard_normal((studies, arms, 60))
-        found = [compare(study_of(values, scene))[0] for values in results]
-        better = np.array(["better" in one.claims for one in found])
-        line = f"{arms:5}{sd:5}{truth:7}{100 * better.mean():11.0f}"
-        for shown in (lambda one: one.mean, estimate):
-            errors = np.array([shown(one) - truth for one in found])
-            of_better = errors[better].mean() if better.any() else math.nan
-            line += f"{100 * np.mean(errors > 0):10.0f}{errors.mean():+8.3f}{of_better:+11.3f}"
-        print(line, flush=True)
+    """Errors of the mean where a comparison has stopped, over all and over those found better."""
+    print(f"{'sd':>5}{'truth':>7}{'better, %':>11}{'above, %':>10}{'bias':>8}{'of better':>11}")
+    for sd, truth in itertools.product((0.5, 1.7), (0.0, 0.25, 0.5, 1.0, 2.0)):
+        draw = np.random.default_rng(1)
+        course = follow(truth + sd * draw.standard_normal((studies, 60)), Design(1.0, ALPHA, 1, 60))
+        errors, better = at(course.mean, course.stop) - truth, at(course.claims["better"], course.stop)
+        of_better = errors[better].mean() if better.any() else math.nan
+        line = f"{sd:5}{truth:7}{100 * better.mean():11.0f}{100 * np.mean(errors > 0):10.0f}{errors.mean():+8.3f}"
+        print(f"{line}{of_better:+11.3f}", flush=True)
 
 
 def print_images(studies: int) -> None:
@@ -84,14 +75,10 @@ def print_images(studies: int) -> None:
             )
 
 
-def t_test(values: Values, pairs: Values, by_others: Values | None = None) -> Values:
-    """One-sided p of a mean above zero at each look (studies, arms, looks), as the other tests.
-
-    With ``by_others`` it is the package's: at first the variance is moderated by that of the other arms.
-    """
+def t_test(values: Values, pairs: Values) -> Values:
+    """One-sided p of a mean above zero at each look (studies, arms, looks), as the other tests."""
     mean, sd, _ = moments(values, pairs)
-    error, freedom = moderated(sd, pairs, by_others)
-    return special.stdtr(freedom, -mean / error)
+    return special.stdtr(pairs - 1, -mean / sd * np.sqrt(pairs))
 
 
 def hall(values: Values, pairs: Values) -> Values:
@@ -178,8 +165,7 @@ def print_skew(studies: int) -> None:
         for arms in (3, 10):
             for truth in (0.0, 1.0):
                 results = results_of(kind, arms, truth, studies)
-                tests = {**TESTS, "t": functools.partial(t_test, by_others=_by_others(results))}
-                shown = [_errors(results[:, 1:] - results[:, :1], truth, test) for test in tests.values()]
+                shown = [_errors(results[:, 1:] - results[:, :1], truth, test) for test in TESTS.values()]
                 cells = "".join(f"{f'{false:.1f} ({answered:.0f})':>16}" for false, answered in shown)
                 print(f"{f'{kind}, {arms} arms, truth {truth:g}':<38}{cells}", flush=True)
 
@@ -207,18 +193,13 @@ def print_warnings(studies: int) -> None:
         for arms, sd, truth in itertools.product((3, 10), (0.3, 1.2), (0.0, 1.0)):
             results = results_of(kind, arms, truth, studies, sd, quieter)
             gaps = results[:, 1:] - results[:, :1]
-            course = follow(gaps, Design(1.0, ALPHA, arms - 1, MAX_SEEDS), _by_others(results))
+            course = follow(gaps, Design(1.0, ALPHA, arms - 1, MAX_SEEDS))
             false = np.any([at(course.claims[name], course.stop) for name in wrong_claims(truth)], axis=(0, 2))
             pairs = np.array(course.pairs)[course.stop]
             warned = np.array([_is_unlike(*one) for one in zip(results, pairs, strict=True)])
             named = 100 * np.mean(warned[false]) if false.any() else math.nan
             name = f"{kind} ({quieter:g}), {arms} arms, sd {sd}, truth {truth:g}"
             print(f"{name:<52}{100 * false.mean():9.1f}{named:20.0f}{100 * warned.mean():18.1f}", flush=True)
-
-
-def _by_others(results: Values) -> Values:
-    """Returns the variance of each difference to the baseline by the first runs of the other arms: (studies, arms)."""
-    return variances_by_others(results[..., :FIRST])[:, 1:, 0]
 
 
 def _is_unlike(results: Values, pairs: Values) -> bool:

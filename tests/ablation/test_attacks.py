@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.forecast import Spread, forecast_sentences, measured_spread, tuning_luck, tuning_sentences
+from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck, tuning_sentences
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import tuning_table
@@ -217,31 +216,6 @@ def test_a_comparison_that_failures_block_is_reported_so_and_orders_no_more_runs
     assert [sum(run.arm == arm for run in study.runs) for arm in study.arms] == [7, 7]
 
 
-def test_an_arm_that_is_tried_again_changes_no_claim_about_others(in_folder):
-    """All arms tell each other's variance at first; one whose runs all failed told nothing, and does not later."""
-
-    def begin_three() -> Ledger:
-        return begin(arms={**PLAN["arms"], "deep": {"model.depth": 2}})
-
-    def result(run: Planned) -> float:  # the arm that failed varies so much that the others' claims would fall
-        return 0.5 + 0.4 * (run.seed % 2) if run.arm == "deep" else alike(run)
-
-    ledger = begin_three()
-    while pending := ledger.pending():
-        for run in pending:
-            if run.arm == "deep":
-                ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
-            else:
-                finish(ledger, run, result(run))
-    before = verdicts(read_study(ledger.folder))
-    assert before == [("mean", 6, "equivalent"), ("deep", 0, "failed")]
-    ledger = begin_three()
-    assert ledger.retry() == []
-    assert verdicts(ledger.study())[0] == before[0], "also while they run again"
-    study = carry_out(ledger, result)
-    assert (verdicts(study)[0], study.plan_changed) == (before[0], [])
-
-
 def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     def begin_with(**rules: Any) -> Ledger:
         return begin(compare={**PLAN["compare"], "smallest_effect": 0.1, "alpha": 0.001, **rules})
@@ -253,8 +227,7 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     assert verdicts(study) == [("mean", 6, "undecided")]
     assert why_ended(compare(study)) == ": max_seeds=6 is reached"
     text = at_the_end(study, compare(study))
-    advice = r"compare.max_seeds=(\d+) gives an answer with a chance of about 80 %"
-    needed = int(re.fullmatch(rf"nothing is left to run: max_seeds=6 is reached; {advice}", text)[1])
+    assert text == "nothing is left to run: max_seeds=6 is reached; compare.max_seeds may be raised"
     assert f" N{text[1:]}." in make_report(study).recommendation
     for most in (8, 12):
         ledger = begin_with(max_seeds=most)
@@ -262,31 +235,17 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
         study = carry_out(ledger, noisy)
     assert (study.compare.max_seeds, study.compare.extended, study.plan_changed) == (12, (6, 8), [])
     assert len(study.seeds) == 18
-    assert re.search(advice, at_the_end(study, compare(study)))[1] == str(needed), "it does not move"
     assert why_ended(compare(study)) == ": after 6 pairs an answer by 12 seeds has a chance below 20 %"
     with pytest.raises(UserError, match=r"max_seeds was 12, is 8: it can be raised alone"):
         begin_with(max_seeds=8)
     with pytest.raises(UserError, match=r"another question has its own --out and unused seeds, such as \{first: 18\}"):
         begin_with(max_seeds=12, smallest_effect=0.05)
-    shutil.copytree("runs/out", "runs/followed")
-    rules = {**PLAN["compare"], "smallest_effect": 0.1, "alpha": 0.001, "max_seeds": needed}
-    longer = (followed := begin("followed", compare=rules)).study()
-    chance, left = re.fullmatch(
-        rf"by the first 6 pairs, an answer by {needed} seeds has a chance of (?:over )?(\d+) %; 12 runs ended, "
-        r"at most (\d+) left",
-        forecast_sentences(longer, measured_spread(longer))[1],
-    ).groups()
-    assert (int(chance) >= 80, int(left)) == (True, 2 * (needed - 6))
-    assert compare(carry_out(followed, noisy))[0].n > 6
 
 
 def test_more_seeds_before_the_first_run_are_the_rule_from_the_start(in_folder):
-    begin().keep_spending("early", written=True)
-    ledger = begin(compare={**PLAN["compare"], "max_seeds": 40})
-    assert (ledger.facts["compare"]["extended"], ledger.facts["compare"]["spending"]) == ([], None)
-    ledger.keep_spending("late", written=True)
+    begin()
     rules = carry_out(begin(compare={**PLAN["compare"], "max_seeds": 40})).compare
-    assert (rules.extended, rules.spending) == ((), "late"), "it is chosen anew"
+    assert (rules.max_seeds, rules.extended) == (40, ())
 
 
 TUNE = {"options": {"optimizer.lr": [0.001, 0.002]}, "seeds": [1000, 1001]}

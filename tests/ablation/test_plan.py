@@ -265,7 +265,7 @@ NO_CONFIG = changed(NAMED, config=None)
             {"compare": {"metrik": "test/acc", "arms": "all", "until": "better"}},
             [
                 "compare.metrik=test/acc: there is no such option (did you mean compare.metric?)",
-                "compare.arms=all must be one of baseline, pairs, best",
+                "compare.arms=all must be one of baseline, pairs",
                 "compare.until=better must be one of equivalent, not better",
                 "compare.smallest_effect is missing",
                 "compare.max_seeds is missing",

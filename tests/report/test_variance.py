@@ -1,8 +1,22 @@
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from fake_study import make_study
 from scipy import stats
 
-from vit_lightning.report.variance import components, factor_effects, highest_rate, spread, spread_p
+from vit_lightning.report.comparisons import compare
+from vit_lightning.report.study import Compare, Run
+from vit_lightning.report.variance import (
+    components,
+    crossed_interval,
+    factor_effects,
+    highest_rate,
+    spread,
+    spread_p,
+    unlike_spreads,
+)
 
 # Shrout & Fleiss 1979, table 2: six targets, four judges; mean squares 11.24, 32.49 and 1.02
 RATINGS = np.array([[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]])
@@ -121,3 +135,75 @@ def test_counts_that_hardly_vary_do_not_differ_in_spread():
     found = np.array([[spread_p(*pair), spread_p(*pair, 1.0)] for pair in counts]) < 0.05
     assert found.mean(0)[0] > 0.3
     assert found.mean(0)[1] < 0.01
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Makes the comparison of two arms with these differences of a loss, or of something that is better when higher."""
+    study = make_study(tmp_path_factory.mktemp("study"), seeds=6)
+
+    def compared(differences, goal="maximize", max_seeds=12, baseline=None):
+        rules = Compare("score", 1.0, max_seeds)
+        values = {"a": np.zeros(len(differences)) if baseline is None else baseline, "b": differences}
+        runs = [
+            Run(arm, seed, "", "done", results={"score": float(value)})
+            for arm, row in values.items()
+            for seed, value in enumerate(row)
+        ]
+        seeds = list(range(max_seeds))
+        arms = {"a": {}, "b": {}}
+        return compare(replace(study, goal=goal, arms=arms, baseline="a", runs=runs, compare=rules, seeds=seeds))[0]
+
+    return compared
+
+
+@pytest.mark.parametrize("axis", ["seeds", "images"])
+def test_the_crossed_interval_is_the_t_interval_where_one_of_both_varies_alone(compared, axis):
+    """One analysis at the level .0364; the spread over seeds is drawn small beside that of images."""
+    draw = np.random.default_rng(2)
+    if axis == "images":
+        table = np.tile(draw.normal(0.3, 1.0, 40), (6, 1))
+        one = compared(table.mean(1) + 1e-4 * draw.standard_normal(6), max_seeds=6)
+        reference = stats.ttest_1samp(table[0], 0.0)
+    else:
+        table = np.tile(draw.normal(0.3, 1.0, (6, 1)), (1, 40))
+        one = compared(table.mean(1), max_seeds=6)
+        reference = stats.ttest_1samp(table[:, 0], 0.0)
+    found = crossed_interval(one, components(table))
+    assert found == pytest.approx(tuple(reference.confidence_interval(1 - 0.05 * 0.8 / 1.1001288)), abs=2e-4)
+
+
+def test_the_crossed_interval_holds_for_new_seeds_and_new_images(compared):
+    """Right and wrong answers, with effects of seeds and of images on the difference."""
+    draw, images, held, narrow = np.random.default_rng(5), 200, [], []
+    for _ in range(300):
+        hard, gain = draw.normal(1.0, 1.0, images), draw.normal(0.0, 1.0, images)
+        right = [
+            draw.random((6, images)) < stats.norm.cdf(hard + shift + draw.normal(0, 0.05, (6, 1)))
+            for shift in (0, gain)
+        ]
+        table = right[1].astype(float) - right[0]
+        one, truth = compared(table.mean(1), max_seeds=6), _truth()
+        low, high = crossed_interval(one, components(table))
+        held.append(low <= truth <= high)
+        narrow.append(one.low <= truth <= one.high)
+        assert low <= one.low < one.high <= high
+    assert np.mean(held) == pytest.approx(1 - 0.05 * 0.8 / 1.1, abs=0.03)
+    assert np.mean(narrow) < 0.92
+
+
+def _truth():
+    """Expected difference of those studies: probit of normal numbers in closed form."""
+    return stats.norm.cdf(1 / math.sqrt(3 + 0.05**2)) - stats.norm.cdf(1 / math.sqrt(2 + 0.05**2))
+
+
+def test_arms_that_spread_unlike_are_named(compared):
+    draw = np.random.default_rng(4)
+    alike = compared(draw.normal(size=12), baseline=draw.normal(size=12), max_seeds=40)
+    unlike = compared(draw.normal(size=12), baseline=0.1 * draw.normal(size=12), max_seeds=40)
+    assert unlike_spreads([alike]) == []
+    [text] = unlike_spreads([alike, unlike])
+    assert "Runs of 'b' spread 1" in text
+    assert "times as much as those of 'a'" in text
+    [constant] = unlike_spreads([compared(draw.normal(size=12), max_seeds=40)])
+    assert "Runs of 'b' spread unlike those of 'a'" in constant

@@ -22,7 +22,7 @@ from vit_lightning.config.files import word
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.schedule import analyses_of
+from vit_lightning.report.comparisons import design_of
 from vit_lightning.report.study import Run, written
 from vit_lightning.report.units import unit_of
 from vit_lightning.report.wording import at_the_end
@@ -111,8 +111,8 @@ def ablate(config: AblateConfig) -> None:
     until = None if config.hours is None else time.time() + 3600 * config.hours
     options = WorkOptions(config.workers, config.only, config.patience, until)
     if options.pending(ledger):
-        timed, written = config.launcher == "local", not config.dry_run
-        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=timed, written=written)), flush=True)
+        timed = config.launcher == "local"
+        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=timed)), flush=True)
     else:
         print(f"  {at_the_end(ledger.study(), ledger.schedule.comparisons)}", flush=True)
     if config.dry_run:
@@ -157,9 +157,9 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         seeds = ", ".join(map(str, plan.tune.seeds))
         when = "tuned anew before each run" if plan.tune.replicates else "each arm is tuned first"
         lines.append(f"  {when}: {tried}, with seeds {seeds}: {counted(count, 'trial')}, chosen by {chosen_by}")
-    analyses = analyses_of(compare)
+    analyses = design_of(compare, len(plan.arms)).analyses
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
-    versus = {"baseline": "with the baseline", "pairs": "with each other", "best": "for the best"}[compare.arms]
+    versus = {"baseline": "with the baseline", "pairs": "with each other"}[compare.arms]
     effect, earlier = unit.plain(compare.smallest_effect), ledger.facts["compare"]["extended"]
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"

@@ -24,7 +24,7 @@ from vit_lightning.commands.module import make_module
 from vit_lightning.commands.session import make_trainer, plain_training
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.forecast import assumed_spread, best_spending, forecast_sentences, measured_spread
+from vit_lightning.report.forecast import assumed_spread, forecast_sentences, measured_spread
 from vit_lightning.training.resources import keep_freed_memory
 
 WARM_UP, MOST, MOMENT = 2, 20, 0.5
@@ -33,9 +33,7 @@ PATIENCE = 60.0
 """Seconds that the timing of an arm may take."""
 
 
-def forecast_lines(
-    plan: Plan, ledger: Ledger, workers: int, devices: list[str] | None, *, timed: bool, written: bool
-) -> list[str]:
+def forecast_lines(plan: Plan, ledger: Ledger, workers: int, devices: list[str] | None, *, timed: bool) -> list[str]:
     """Describes what an ablation can show, its runs and its time.
 
     Args:
@@ -44,13 +42,10 @@ def forecast_lines(
         workers: runs at a time.
         devices: ids of GPUs that runs are spread over; None on a CPU.
         timed: whether steps of arms that have not run yet are timed, as where they are going to run on this machine.
-        written: whether the ledger keeps how alpha is spent, which the forecast chooses.
     """
     experiments, study = plan.experiments, ledger.study()
     read_images(experiments)
     spread = measured_spread(study) or assumed_spread(plan.compare, count_test_images(experiments[plan.baseline]))
-    ledger.keep_spending(best_spending(plan.compare, len(plan.arms), spread), written=written)
-    study = ledger.study()  # by the rules as they are kept now
     seconds = {arm: ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms}
     if timed and None in seconds.values():
         ledger.forecast = seconds = time_arms(experiments, ledger.facts["threads"], workers, devices)

@@ -8,11 +8,10 @@
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
     ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on; ARM-SEED.json where
                             each seed has a tuning of its own
-    ledger/variance.json    the arms that tell the variance of the others' differences, from the first analysis on
 
 Processes on several machines can share a ledger (``claims.py``). A run is done when its folder has a whole
 ``results.json``, whatever its process returned. Which runs are needed follows from those that have ended
-(``report/schedule.py``). What the ledger keeps of results and claims: ``records.py``.
+(``report/comparisons.py``). What the ledger keeps of results and claims: ``records.py``.
 """
 
 from __future__ import annotations
@@ -43,9 +42,7 @@ from vit_lightning.config.merge import Merged
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.notation import counted
-from vit_lightning.report.comparisons import variance_arms
-from vit_lightning.report.schedule import Schedule, make_schedule
-from vit_lightning.report.sequential import Spending
+from vit_lightning.report.comparisons import Schedule, make_schedule
 from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json, refuse_links
@@ -53,10 +50,6 @@ from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
 """Processes that may die in a row on a run that gets no further."""
-VARIANCE = "variance.json"
-"""File in which the ledger keeps from the first analysis on which arms tell the variance of the others' differences."""
-SPENDING = "spending.json"
-"""File in which the ledger keeps how alpha is spent, where the forecast has chosen that."""
 MAY_CHANGE = ("disagreement", "max_seeds", "extended")
 """Rules of a comparison that may change: one that the forecast alone depends on, and the number of seeds."""
 Results = dict[str, Any] | None
@@ -152,7 +145,6 @@ class Ledger:
         study = self._study([run for run in self._ended.values() if run.tried is None])
         self.schedule = make_schedule(study)
         if self.writes and any(one.course.pairs for one in self.schedule.comparisons):
-            records.keep(self.folder / "ledger" / VARIANCE, {"arms": variance_arms(study)})
             records.keep_claims(self.folder, self.schedule.comparisons)
         needed = self.schedule.seeds
         wanted = [(n, seed, arm) for n, seed in enumerate(seeds) for arm in arms if n < needed[arm]]
@@ -205,15 +197,6 @@ class Ledger:
                     found[arm] = [*self.trials.values()][min(known)[1]]  # of equal ones the first
         return found
 
-    def keep_spending(self, spending: Spending, *, written: bool) -> None:
-        """Keeps how alpha is spent, where the plan does not say it; once results are there, it is as it was."""
-        compare = self.facts["compare"]
-        if compare.get("spending") is None:
-            path, kept = self.folder / "ledger" / SPENDING, {"spending": "early" if self.study().done else spending}
-            if written:
-                records.keep(path, kept)  # by the first of several processes
-            compare |= read_json(path) or kept
-
     def expected_seconds(self, run: Planned) -> float | None:
         """Returns the median time of the runs of an arm, else of all runs, else the forecast; None if nobody knows."""
         known = [(ended.arm, ended.results["seconds"]) for ended in self._ended.values() if "seconds" in ended.results]
@@ -256,7 +239,6 @@ class Ledger:
             split_varies=facts["split_varies"],
             runs=runs,
             factors=facts["factors"],
-            variance_from=read_json(self.folder / "ledger" / VARIANCE).get("arms"),
             plan_file=facts["file"],
         )
 
@@ -419,14 +401,9 @@ def open_ledger(
         _create(path, now)
     ledger = find_ledger(folder) or Ledger(folder, now)
     began, rules = ledger.facts["compare"], now["compare"]
-    rules["spending"] = rules["spending"] or began.get("spending")
     found = _changes(ledger, now, plan)
     raised, begun = rules["max_seeds"] > began["max_seeds"], bool(records.used_seeds(folder))
     rules["extended"] = [*began.get("extended", []), *([began["max_seeds"]] if raised and begun else [])]
-    if raised and not begun:  # another rule from the start, for which the forecast chooses anew
-        rules["spending"] = plan.compare.spending
-        if create:
-            (folder / "ledger" / SPENDING).unlink(missing_ok=True)
     if not begun:
         found += records.earlier_studies(folder, now)
     elif ledger.facts["question"] != now["question"]:
@@ -497,10 +474,7 @@ def _as_now(config: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
 def find_ledger(folder: Path) -> Ledger | None:
     """Returns the ledger in a folder; None if there is none."""
     facts = read_json(folder / "ledger.json")
-    if "arms" not in facts:
-        return None
-    facts["compare"] |= read_json(folder / "ledger" / SPENDING)
-    return Ledger(folder, facts)
+    return Ledger(folder, facts) if "arms" in facts else None
 
 
 def read_study(folder: Path) -> Study:

@@ -350,7 +350,7 @@ class PlanReader(Reader):
         )
         if found.extended:
             self.problems.append("compare.extended is kept by the ledger (to go on, raise compare.max_seeds)")
-        if found.until == "not better" and found.arms != "baseline":
+        if found.until == "not better" and found.arms == "pairs":
             rest = f"asks about arms beside a baseline, not compare.arms={found.arms}"
             self.problems.append(f"compare.until=not better {rest}")
         return replace(found, max_seeds=min(count, MOST_SEEDS))

@@ -8,10 +8,10 @@ from vit_lightning.ablation.ledger import read_study
 from vit_lightning.commands.resume import read_run_config
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.report import dashboard as wandb_dashboard
+from vit_lightning.report.page import write_report
 from vit_lightning.report.report import Report, make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.wandb_report import log_report
-from vit_lightning.report.write import write_report
 from vit_lightning.storage.folder import hold, refuse_links, runs_in
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, run_id

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
-from vit_lightning.report.comparisons import ArmComparison, Standing, are_first, compare, read_predictions, standings
+from vit_lightning.report.comparisons import ArmComparison, are_first, compare, read_predictions
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, components, crossed_interval, factor_effects, spread
 
@@ -79,8 +79,6 @@ class Analysis:
     study: Study
     arms: list[Arm]
     comparisons: list[ArmComparison]
-    standings: list[Standing]
-    """One for each arm, of a study that looks for the best; else none."""
     components: dict[tuple[str, str], Components]
     """Variance components of the differences in correctness over seeds and test images, by the two arms."""
     effects: list[Effect]
@@ -95,8 +93,7 @@ class Analysis:
     @property
     def reference(self) -> str:
         """Arm or arms that the differences on the first screen are to."""
-        known = {"baseline": self.study.baseline, "best": "the best other arm"}
-        return known.get(self.study.compare.arms) or self.ranked[0].name
+        return self.study.baseline if self.study.compare.arms == "baseline" else self.ranked[0].name
 
     def for_new_images(self, one: ArmComparison) -> tuple[float, float]:
         """Returns the interval of a comparison for new test images as well; nan where nothing is known of images."""
@@ -108,7 +105,7 @@ class Analysis:
         """Comparisons in the order of ``ranked``; of pairs, the arm with the better mean comes first."""
         place = {arm.name: number for number, arm in enumerate(self.ranked)}
         found = self.comparisons
-        if self.study.compare.arms != "baseline":
+        if self.study.compare.arms == "pairs":
             found = [one if place[one.arm] < place[one.other] else one.mirrored() for one in found]
         return sorted(found, key=lambda one: (place[one.arm], place[one.other]))
 
@@ -121,7 +118,6 @@ def analyse(study: Study) -> Analysis:
         study=study,
         arms=arms,
         comparisons=comparisons,
-        standings=standings(study, comparisons) if study.compare.arms == "best" else [],
         components=_components(comparisons, tested),
         effects=_effects(study, arms),
         tested=tested,

@@ -1,4 +1,9 @@
-"""Comparisons of the arms of a study by its finished runs alone, so that every process that reads them agrees."""
+"""Comparisons of the arms of a study, and the runs that they need, by its finished runs alone.
+
+Only the results of finished runs decide, in the order of the plan's seeds, never the order in which runs end: all
+processes that share an ablation come to the same claims and the same runs, however often they are killed. For each
+comparison that is open the seeds up to its next analysis are run, and none beyond.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vit_lightning.metric_facts import facts_of
-from vit_lightning.report.sequential import FIRST, Claim, Course, Design, Values, follow, p_value, variances_by_others
+from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
 from vit_lightning.report.study import Compare, Run, Study
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
-Rank = Literal["the best", "among the best", "not the best", "undecided", "failed"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,6 @@ class ArmComparison:
     """Whether the comparison needs no more runs: it is answered, or an answer has become unlikely."""
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
-    by_others: Values
-    """Variance of the differences by the first runs of the other arms; nan where they tell none: ()."""
 
     @functools.cached_property
     def failed(self) -> list[Run]:
@@ -183,37 +185,14 @@ class ArmComparison:
     @functools.cached_property
     def p(self) -> float:
         """p of a difference on the scale of the study's alpha, corrected for all comparisons and analyses."""
-        return p_value(np.array(list(self.counted.values())), self.design, self.by_others)
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Standing of an arm among all, of a study that looks for the best.
-
-    The interval is for the difference to the best of the other arms (Hsu 1984, Annals of Statistics 12), simultaneous
-    over arms and analyses: it ends at zero where the arm is not the best, or the best. Of arms that are exactly alike,
-    one counts as the best.
-    """
-
-    arm: str
-    n: int
-    """Runs of the arm that are done."""
-    verdict: Rank
-    """The best: all others are worse than some arm. Among the best: not worse by the smallest effect than any arm that
-    may be the best."""
-    decided: bool
-    mean: float
-    low: float
-    high: float
+        return p_value(np.array(list(self.counted.values())), self.design)
 
 
 def design_of(rules: Compare, arms: int) -> Design:
     """Returns the rules of each comparison in a study of so many arms."""
     count = arms * (arms - 1) // 2 if rules.arms == "pairs" else arms - 1
-    best = rules.arms == "best"
-    spending, extended = rules.spending or "early", rules.extended
-    most, until = rules.max_seeds, rules.until
-    return Design(rules.smallest_effect, rules.alpha, max(1, count), most, until, best, spending, extended)
+    rest = rules.max_seeds, rules.until, rules.extended
+    return Design(rules.smallest_effect, rules.alpha, max(1, count), *rest)
 
 
 def compare(study: Study) -> list[ArmComparison]:
@@ -221,20 +200,9 @@ def compare(study: Study) -> list[ArmComparison]:
     arms, rules = list(study.arms), study.compare
     others = [arm for arm in arms if arm != study.baseline]
     pairs = [(arm, study.baseline) for arm in others]
-    if rules.arms != "baseline":
+    if rules.arms == "pairs":
         pairs = [(arm, other) for other, arm in itertools.combinations(arms, 2)]
-    best, design = rules.arms == "best", design_of(rules, len(arms))
-    found = _compare_pairs(study, pairs, design)
-    if not best:
-        return found
-    known = {standing.arm: standing for standing in standings(study, found)}
-    done = [_is_settled(known[one.arm], known[one.other]) for one in found]
-    return [replace(one, decided=settled) for one, settled in zip(found, done, strict=True)]
-
-
-def _is_settled(one: Standing, other: Standing) -> bool:
-    """Whether two arms need not be compared any longer: one that is not the best matters to no other."""
-    return "not the best" in (one.verdict, other.verdict) or (one.decided and other.decided)
+    return _compare_pairs(study, pairs, design_of(rules, len(arms)))
 
 
 def most_seeds(pairs: int) -> int:
@@ -258,47 +226,21 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         _complete_pairs(study, found, failed[arm] | failed[other])
         for (arm, other), found in zip(pairs, differences, strict=True)
     ]
-    known, waits = _variances_by_others(study), len(study.arms) > 2 and variance_arms(study) is None
-    by_others = np.array([known[pair] for pair in pairs])
     courses: dict[int, Course] = {}
     for count in {*complete}:
         places = [place for place, other in enumerate(complete) if other == count]
-        table = np.array([[*itertools.islice(differences[place].values(), 0 if waits else count)] for place in places])
-        course = follow(sign * table.astype(np.float64), design, by_others[places])
+        table = np.array([[*itertools.islice(differences[place].values(), count)] for place in places])
+        course = follow(sign * table.astype(np.float64), design)
         courses |= {place: course.of(row) for row, place in enumerate(places)}
     made = []
     for place, (arm, other) in enumerate(pairs):
         course, found = courses[place], differences[place]
-        last = len(course.pairs) - 1 if design.one_sided else int(course.stop)
-        decided = last >= 0 and not design.one_sided and bool((course.decided | course.unlikely)[last])
+        last = int(course.stop)
+        decided = last >= 0 and bool((course.decided | course.unlikely)[last])
         sizes = {images_of(study, done[name, seed]) for name in (arm, other) for seed in found}
-        size, analysis = sizes.pop() if len(sizes) == 1 else None, None if last < 0 else last
-        rest = analysis, decided, size, by_others[place]
+        rest = None if last < 0 else last, decided, sizes.pop() if len(sizes) == 1 else None
         made.append(ArmComparison(arm, other, study, design, found, complete[place], course, *rest))
     return made
-
-
-def variance_arms(study: Study) -> list[str] | None:
-    """Returns the arms whose first runs tell the variance of the others' differences; None before those have ended.
-
-    They have results of all first seeds. After the first analysis they stay the same: what ends well after a failure
-    changes no claim about other arms.
-    """
-    if study.variance_from is not None:
-        return study.variance_from
-    states = {(run.arm, run.seed): run.state for run in study.runs}
-    first = {arm: {states.get((arm, seed), "missing") for seed in study.seeds[:FIRST]} for arm in study.arms}
-    return None if "missing" in set().union(*first.values()) else [arm for arm in first if first[arm] == {"done"}]
-
-
-def _variances_by_others(study: Study) -> dict[tuple[str, str], float]:
-    """Returns the variance of the difference of two arms by the others, over the first seeds."""
-    known, first = variance_arms(study), study.seeds[:FIRST]
-    runs = [run for run in study.done if known is None or run.arm in known]
-    used = {(run.arm, run.seed): float(run.results[study.compare.metric]) for run in runs}
-    table = [[used.get((arm, seed), math.nan) for seed in first] for arm in study.arms]
-    pairs = [(arm, other) for arm in study.arms for other in study.arms]
-    return dict(zip(pairs, variances_by_others(np.array(table)).flat, strict=True))
 
 
 def _differences(study: Study, done: Mapping[tuple[str, int], Run], arm: str, other: str) -> dict[int, float]:
@@ -344,32 +286,44 @@ def are_first(run: Run, predictions: Sequence[NDArray[Any]]) -> bool:
     return run.predictions in (None, checksum(predictions))
 
 
-def standings(study: Study, comparisons: Sequence[ArmComparison]) -> list[Standing]:
-    """Returns the standing of each arm of a study that looks for the best.
+@dataclass(frozen=True)
+class Schedule:
+    """Runs that the analyses of a study need by now."""
 
-    With probability 1 - alpha no comparison of the arm that is truly best shows it too low; all that is said here
-    follows from these k - 1 comparisons, whichever they are, so that all pairs need no correction.
+    seeds: dict[str, int]
+    """Number of seeds of each arm, the first ones of the plan."""
+    open: list[str]
+    """Arms of comparisons that are not decided and can be."""
+    comparisons: list[ArmComparison]
+
+    @property
+    def next_analysis(self) -> int | None:
+        """Seeds of the next analysis; None if there is none."""
+        return min((self.seeds[arm] for arm in self.open), default=None)
+
+
+def make_schedule(study: Study) -> Schedule:
+    """Plans the runs of a study's next analyses.
+
+    Args:
+        study: runs that are missing may be left out of it.
     """
-    both = [*comparisons, *(one.mirrored() for one in comparisons)]
-    dropped = {one.arm for one in both if "worse" in one.claims}
-    return [_standing(study, arm, [one for one in both if one.arm == arm], dropped) for arm in study.arms]
+    analyses, comparisons = design_of(study.compare, 2).analyses, compare(study)
+    seeds = dict.fromkeys(study.arms, analyses[0])
+    for one in comparisons:
+        needed = one.seeds_for(one.n if one.decided else one.next or analyses[-1])
+        seeds |= {arm: max(seeds[arm], needed) for arm in (one.arm, one.other)}
+    left = [one for one in comparisons if one.is_open]
+    return Schedule(seeds, [arm for arm in study.arms if any(arm in (one.arm, one.other) for one in left)], comparisons)
 
 
-def _standing(study: Study, arm: str, against: Sequence[ArmComparison], dropped: set[str]) -> Standing:
-    rivals = [one for one in against if one.other not in dropped]
-    rank: Rank = "failed" if any(one.blocked for one in rivals) else "undecided"
-    if arm in dropped:
-        rank = "not the best"
-    elif not rivals:
-        rank = "the best"
-    elif all("not worse" in one.claims for one in rivals):
-        rank = "among the best"
-    decided, n = rank not in ("undecided", "failed"), sum(run.arm == arm for run in study.done)
-    if not against or any(one.analysis is None for one in against):
-        return Standing(arm, n, rank, decided, math.nan, math.nan, math.nan)
-    sign = 1 if study.goal == "maximize" else -1
-    mean = min(sign * one.mean for one in against)
-    low = min((one._shared[0] for one in rivals), default=0.0)
-    high = 0.0 if arm in dropped else min(one._shared[1] for one in against)
-    low, high = (min(low, 0.0), max(high, 0.0)) if math.isfinite(high - low) else (math.nan, math.nan)
-    return Standing(arm, n, rank, decided, sign * mean, *((low, high) if sign > 0 else (-high, -low)))
+def runs_left(study: Study, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> set[tuple[str, int]]:
+    """Returns arms and seeds of the runs that comparisons need for their next analyses, or for their last."""
+    ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
+    needed = {
+        (arm, seed)
+        for one in comparisons
+        for arm in (one.arm, one.other)
+        for seed in study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
+    }
+    return needed - ended

@@ -93,7 +93,7 @@ def _forecasts(analysis: Analysis) -> list[str]:
     """Says what the seeds can show where a study ends without an answer, and what tuning alone would show."""
     study, spread = analysis.study, measured_spread(analysis.study)
     asked = [one for one in analysis.comparisons if one.verdict in ("undecided", "not better", "not worse")]
-    open_now = study.missing or analysis.standings or all(one.analysis is None for one in asked)
+    open_now = study.missing or all(one.analysis is None for one in asked)
     chosen = [] if study.tuning is None else [*study.tuning.chosen.values()]
     said = tuning_sentences(study, spread) if any(values != chosen[0] for values in chosen) else []
     if spread is not None and not open_now:

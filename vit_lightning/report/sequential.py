@@ -6,10 +6,10 @@ can be false, and of these the weaker one follows from the stronger: partitionin
 Statistics in Medicine 29) then lets better and worse have half of a comparison's level each, the other two all of it.
 
 Each test spends its level over the analyses (Lan and DeMets, Biometrika 1983), so that a claim is false with at most
-that probability over all analyses together, and stands once it is made: early, by the function that resembles the
-boundaries of Pocock, or late, by a power of time. A part is kept for studies that are extended beyond their planned
-maximum. (The conditional error of Müller and Schäfer, Biometrics 2001, is zero after the last analysis of a design
-that keeps nothing. With boundaries that are fixed in advance, whoever goes on may look at all results before.)
+that probability over all analyses together, and stands once it is made: in proportion to the pairs, but for a part that
+is kept for studies that are extended beyond their planned maximum. (The conditional error of Müller and Schäfer,
+Biometrics 2001, is zero after the last analysis of a design that keeps nothing. With boundaries that are fixed in
+advance, whoever goes on may look at all results before.)
 
 Boundaries are those of normal numbers, turned into t-quantiles at the same nominal level (Jennison and Turnbull 2000,
 chapter 11), with ``HELD_BACK``. A comparison also ends where an answer has become unlikely (stochastic curtailment,
@@ -34,7 +34,6 @@ Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Claim = Literal["better", "worse", "not better", "not worse"]
 Answer = Literal["equivalent", "not better"]
-Spending = Literal["early", "late"]
 MIRRORED: dict[str, Claim] = {
     "better": "worse",
     "worse": "better",
@@ -48,12 +47,7 @@ HELD_BACK = 16
 """The t-statistics of growing samples are less alike than normal ones: at the same nominal levels they cross boundaries
 up to 1 - log10(level) / 16 times as often (1.08 at .05, 1.16 at .0025), for 8 to 240 pairs and levels of .05 to .00006
 (2 million simulated sequences each)."""
-BORROWED, ENOUGH = 3, 15
-"""Degrees of freedom that a variance takes from the other arms, and its own from which on it takes none: three of eight
-at the first analysis, none after 16 pairs. With five, an arm that varies five times as much errs 5.7 %."""
-LATE = 1.5
-"""Exponent of late spending."""
-KEPT = 0.05
+KEPT = 0.2
 """Fraction of the level that is kept for pairs beyond the planned maximum."""
 BLOCK = 64
 """Nodes of an integration are a multiple of it, and so many are moved together."""
@@ -73,12 +67,8 @@ class Design:
         comparisons: number of comparisons, which share alpha equally.
         max_pairs: pairs of the last analysis.
         extended: earlier maxima in order, if the study was extended. The first one was planned.
-        spending: early spends a level over the analyses such that few pairs answer where noise is small; late answers
-            more where it is large.
         until: answer that decides a comparison, beside better and worse: ``equivalent`` tells those from a difference
             that does not matter; ``not better`` asks only whether the arm should be adopted, which takes fewer runs.
-        one_sided: whether only one arm's comparisons can be false, and each in one direction, as where the best arm is
-            looked for; better and worse then have all of a comparison's level each.
     """
 
     smallest_effect: float
@@ -86,19 +76,12 @@ class Design:
     comparisons: int
     max_pairs: int
     until: Answer = "equivalent"
-    one_sided: bool = False
-    spending: Spending = "early"
     extended: tuple[int, ...] = ()
 
     @property
     def level(self) -> float:
         """Level of one comparison."""
         return self.alpha / self.comparisons
-
-    @property
-    def sides(self) -> int:
-        """Claims of a difference that share the level of one comparison."""
-        return 1 if self.one_sided else 2
 
     @property
     def planned(self) -> int:
@@ -126,16 +109,10 @@ class Design:
             level: one-sided level of all analyses together.
             count: number of analyses that are wanted, the first ones; None for all.
         """
-        if self.planned > FIRST:
-            level /= 1 - math.log10(level) / HELD_BACK
-        spent = tuple(level * self._spent(n / self.planned) for n in self._grid)
+        level /= 1 - math.log10(level) / HELD_BACK
+        times = [n / self.planned for n in self._grid]
+        spent = tuple(level * ((1 - KEPT) * time if time <= 1 else 1 - KEPT / time) for time in times)
         return nominal_levels(self._grid, spent, len(self.analyses[:count]))
-
-    def _spent(self, time: float) -> float:
-        """Returns the fraction of a level that is spent by some pairs, in units of the planned maximum."""
-        if time > 1:
-            return 1 - KEPT / time
-        return (1 - KEPT) * (math.log1p((math.e - 1) * time) if self.spending == "early" else time**LATE)
 
 
 @dataclass(frozen=True)
@@ -152,7 +129,7 @@ class Course:
     high: Values
     """Repeated confidence interval (Jennison and Turnbull, JRSS B 1989): at all analyses together it covers the true
     difference with probability 1 - level; excludes zero exactly where better or worse is claimed at that analysis.
-    Infinite where differences are too much alike for a t-test, and too few for an exact one."""
+    Infinite where all differences are the same: signs may show that there is one, nothing shows how large it is."""
     floor: Values
     ceiling: Values
     """One-sided bounds at which not worse and not better are tested, the closest so far: each holds at all analyses
@@ -161,12 +138,14 @@ class Course:
     """Claims made at this analysis or an earlier one."""
     decided: Flags
     """Whether the comparison is answered, at this analysis or an earlier one."""
+    chance: Values
+    """Probability of an answer at the last analysis, given the pairs so far and nothing else."""
     unlikely: Flags
-    """Whether it is open and an answer by the last analysis has become unlikely."""
+    """Whether it is open and that has become unlikely."""
 
     def of(self, place: int) -> Course:
         """Returns the course of one comparison, of those along the first axis."""
-        names = ("mean", "sd", "low", "high", "floor", "ceiling", "decided", "unlikely")
+        names = ("mean", "sd", "low", "high", "floor", "ceiling", "decided", "chance", "unlikely")
         parts = {name: getattr(self, name)[place] for name in names}
         return Course(self.pairs, claims={name: made[place] for name, made in self.claims.items()}, **parts)
 
@@ -189,30 +168,12 @@ def at(values: NDArray[Any], place: NDArray[np.int_]) -> NDArray[Any]:
     return np.take_along_axis(values, place[..., None], -1)[..., 0]
 
 
-def variances_by_others(results: Values) -> Values:
-    """Returns the variance of the difference of any two arms by what their difference leaves of the table: (..., k, k).
-
-    That is the residual of a two-way table without the contrast of the two, with (k - 2) (n - 1) degrees of freedom; it
-    is independent of their difference where all results are normal with one variance.
-
-    Args:
-        results: (..., k, n), of arms with the same seeds. An arm that lacks one (nan) is left out; of fewer than three
-            arms nothing is known (nan).
-    """
-    arms = (~np.isnan(results)).all(-1).sum(-1)[..., None, None]
-    squares = (results[..., :, None, :] - results[..., None, :, :]).var(-1) * results.shape[-1] / 2
-    residual = np.nansum(squares, axis=(-1, -2), keepdims=True) / np.maximum(arms, 1)
-    rest = 2 * (residual - squares) / np.maximum((arms - 2) * (results.shape[-1] - 1), 1)
-    return np.where(arms > 2, np.maximum(rest, 0.0), math.nan)
-
-
-def follow(differences: Values, design: Design, by_others: Values | None = None) -> Course:
+def follow(differences: Values, design: Design) -> Course:
     """Makes the claims of each analysis that the pairs of runs allow.
 
     Args:
         differences: (..., n), arm minus baseline for each pair in the order of the seeds; positive is an improvement.
         design: the rules.
-        by_others: (...), the variance of each difference by the first runs of the other arms; nan where they tell none.
     """
     pairs = tuple(n for n in design.analyses if n <= differences.shape[-1])
     n = np.array(pairs, dtype=int)
@@ -220,10 +181,10 @@ def follow(differences: Values, design: Design, by_others: Values | None = None)
     centred = differences - differences[..., :1]  # differences that are all alike then have a deviation of exactly 0
     squares = (centred**2).cumsum(-1)[..., n - 1] - centred.cumsum(-1)[..., n - 1] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
-    error, freedom = moderated(sd, n, by_others)
-    levels = [design.levels(level) for level in (design.level / design.sides, design.level)]
-    (halves, whole), effect = (found[: len(pairs)] for found in levels), design.smallest_effect
-    half, outer = (special.stdtrit(freedom, 1 - found) * error for found in (halves, whole))
+    error, effect = sd / np.sqrt(n), design.smallest_effect
+    levels = [design.levels(level) for level in (design.level / 2, design.level)]
+    halves, whole = (found[: len(pairs)] for found in levels)
+    half, outer = (special.stdtrit(n - 1, 1 - found) * error for found in (halves, whole))
     made: dict[Claim, Flags] = {
         "better": _exceeds(differences, half, n, halves, design),
         "worse": _exceeds(-differences, half, n, halves, design),
@@ -235,17 +196,15 @@ def follow(differences: Values, design: Design, by_others: Values | None = None)
     if design.until == "equivalent":
         answered = answered & claims["not worse"]
     decided = claims["better"] | claims["worse"] | answered
-    unlikely = ~decided & (n < design.max_pairs) & (not design.one_sided)
+    unlikely, chance = ~decided & (n < design.max_pairs), np.ones(sd.shape)
     for most in (*design.extended, design.max_pairs) if pairs else ():  # what had not ended has not, once extended
-        freedom_then = most - 1 + _borrowed(most, by_others)
-        last = [special.stdtrit(freedom_then, 1 - found[design.analyses.index(most)]) for found in levels]
-        unlikely &= (n >= most) | (_chance(mean, sd, n, claims, design, most, *last) < UNLIKELY)
-    alike = _sign_p(np.ones(differences.shape[-1]), n, design)
-    shown = np.where(sd == 0, alike <= halves, np.abs(mean) <= half)
-    half[~(shown | made["better"] | made["worse"])] = math.inf
-    outer = np.where((sd == 0) & (alike > whole), math.inf, outer)
+        last = [special.stdtrit(most - 1, 1 - found[design.analyses.index(most)]) for found in levels]
+        chance = _chance(mean, sd, n, claims, design, most, *last)
+        unlikely &= (n >= most) | (chance < UNLIKELY)
+    half[(sd == 0) | ((np.abs(mean) > half) & ~made["better"] & ~made["worse"])] = math.inf
+    outer[sd == 0] = math.inf
     floor, ceiling = np.maximum.accumulate(mean - outer, -1), np.minimum.accumulate(mean + outer, -1)
-    return Course(pairs, mean, sd, mean - half, mean + half, floor, ceiling, claims, decided, unlikely)
+    return Course(pairs, mean, sd, mean - half, mean + half, floor, ceiling, claims, decided, chance, unlikely)
 
 
 def _chance(
@@ -276,26 +235,6 @@ def _chance(
         outside = special.ndtr((mean - ends) / step) + special.ndtr((-ends - mean) / step)
         inside = special.ndtr((upper - mean) / step) - special.ndtr((lower - mean) / step)
     return np.where(sd == 0, 1.0, outside + np.maximum(inside, 0.0))
-
-
-def _borrowed(n: Any, by_others: Values | None) -> Values:
-    """Returns the degrees of freedom that the other arms give: (..., analyses)."""
-    given: Values = np.clip(ENOUGH + 1.0 - n, 0.0, BORROWED)
-    known: Values = np.zeros(1) if by_others is None else ~np.isnan(by_others)[..., None] * 1.0
-    return given * known
-
-
-def moderated(sd: Values, n: NDArray[np.int_], by_others: Values | None) -> tuple[Values, Values]:
-    """Returns the standard error of the mean and its degrees of freedom (Smyth 2004, SAGMB 3, equation 5).
-
-    His prior is here what the other arms tell; its degrees of freedom are fixed, as a few arms cannot tell how far
-    variances differ. So an arm that varies twice as much as the others errs little more often, nor do others need it.
-    """
-    borrowed = _borrowed(n, by_others)
-    theirs = 0.0 if by_others is None else np.nan_to_num(by_others)[..., None]
-    freedom = n - 1 + borrowed
-    variance = ((n - 1) * sd**2 + borrowed * theirs) / freedom
-    return np.sqrt(np.where(sd == 0, 0.0, variance) / n), freedom
 
 
 def _exceeds(values: Values, half: Values, n: NDArray[np.int_], levels: Values, design: Design) -> Flags:
@@ -379,27 +318,25 @@ def _boundary(points: Values, density: Values, unit: float, spend: float) -> flo
     return float(optimize.brentq(excess, 0.0, 38.0, xtol=1e-9))
 
 
-def p_value(differences: Values, design: Design, by_others: Values | None = None) -> float:
+def p_value(differences: Values, design: Design) -> float:
     """Returns the smallest alpha of the study at which a difference would have been claimed by now; nan before that.
 
     Args:
         differences: (n,), as for ``follow``.
         design: the rules.
-        by_others: (), as for ``follow``.
     """
-    course = follow(differences, design, by_others)
+    course = follow(differences, design)
     if not course.pairs:
         return math.nan
     n = np.array(course.pairs)
     with np.errstate(divide="ignore", invalid="ignore"):
-        error, freedom = moderated(course.sd, n, by_others)
-        t = np.abs(course.mean) / error
+        t = np.abs(course.mean) / course.sd * np.sqrt(n)
     signs = np.minimum(_sign_p(differences, n, design), _sign_p(-differences, n, design))
-    seen = np.where(np.isnan(signs), special.stdtr(freedom, -t), signs)
+    seen = np.where(np.isnan(signs), special.stdtr(n - 1, -t), signs)
 
     def is_claimed(step: int) -> bool:
         level = design.level * 10 ** (step / 100)  # fixed steps: other arms meet the same levels, known by then
-        return bool(np.any(seen <= design.levels(level / design.sides, len(n))))
+        return bool(np.any(seen <= design.levels(level / 2, len(n))))
 
     steps = range(-1000, math.ceil(-100 * math.log10(design.level)))
     return min(1.0, design.alpha * 10 ** ((steps[0] + bisect.bisect_left(steps, True, key=is_claimed)) / 100))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vit_lightning.config.files import word
 from vit_lightning.metric_facts import Goal
-from vit_lightning.report.sequential import Answer, Spending
+from vit_lightning.report.sequential import Answer
 
 MOST_SEEDS = 1000
 """Most seeds of a plan: the boundaries of so many analyses take a second."""
@@ -34,15 +34,11 @@ class Compare:
         max_seeds: seeds of the last analysis, 6 to 1000; arms that are decided earlier get fewer. Up to half as many
             more replace seeds of which a run has failed.
         alpha: probability of any false claim in the study, over all arms and all analyses.
-        arms: baseline compares each arm with the baseline; pairs, all arms with each other; best looks for the arms
-            that may be the best.
+        arms: baseline compares each arm with the baseline; pairs, all arms with each other.
         until: what decides a comparison, beside better and worse: equivalent, or not better, which asks only whether
             an arm should be adopted and takes fewer runs.
         disagreement: fraction of the test images that one of two runs gets right and the other wrong, for the forecast
             before the first runs.
-        spending: early spends alpha over the analyses such that few runs answer where runs differ little; late answers
-            more where they differ much. By default the forecast chooses before the first result, and the ledger keeps
-            it.
         extended: earlier ``max_seeds`` in order, where they were raised; kept by the ledger, no option of a plan. The
             first is the one that alpha was planned for: going on does not spend alpha twice.
     """
@@ -52,10 +48,9 @@ class Compare:
     max_seeds: int
     goal: Goal | None = field(default=None, kw_only=True)
     alpha: float = 0.05
-    arms: Literal["baseline", "pairs", "best"] = "baseline"
+    arms: Literal["baseline", "pairs"] = "baseline"
     until: Answer = "equivalent"
     disagreement: float = 0.05
-    spending: Spending | None = None
     extended: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -156,7 +151,7 @@ class Study:
     """Direction in which ``compare.metric`` improves; ``metric`` may go the other way."""
     compare: Compare
     baseline: str
-    """Arm that the others are compared with; for pairs and best, the one that is named first."""
+    """Arm that the others are compared with; for pairs, the one that is named first."""
     arms: dict[str, dict[str, Any]]
     """Dotted keys that each arm changes; the baseline comes first."""
     seeds: list[int]
@@ -171,8 +166,6 @@ class Study:
     plan_changed: list[str] = field(default_factory=list)
     """Changes since the ablation began, one line each: of code and question, second results of a run, claims that the
     results would not give any more, earlier studies of the same arms and seeds."""
-    variance_from: list[str] | None = None
-    """Arms whose first runs tell the variance of the others' differences, as at the first analysis; None before it."""
     plan_file: str | None = None
     """Path of the plan, for the commands that the report prints."""
 

@@ -1,4 +1,4 @@
-"""The tables of an ablation's report, and how a table is written: HTML, Markdown, LaTeX, CSV."""
+"""The tables of an ablation's report, and how a table is written: HTML, Markdown, CSV."""
 
 from __future__ import annotations
 
@@ -16,20 +16,12 @@ from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
-from vit_lightning.report.units import MINUS, NONE, unit_of
-from vit_lightning.report.variance import estimate
-from vit_lightning.report.wording import PLUS_MINUS, Line, lines, named, reference, show_p
+from vit_lightning.report.units import NONE, unit_of
+from vit_lightning.report.wording import Line, lines, named, reference, show_p
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
 """Keys of ``results.json`` that training does not determine."""
-LATEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
-    | {MINUS: "$-$", NONE: "--", PLUS_MINUS: r"$\pm$", "\N{MULTIPLICATION SIGN}": r"$\times$"}
-    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    | {"[": "{[}"}  # behind \\ it would be an argument
-)
-"""LaTeX for the characters that it would read as markup."""
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[Row], str]]
 """Header of a column, and the text of a row's cell."""
@@ -69,28 +61,10 @@ class Table:
         note = ["", markdown(self.note)] if self.note else []
         return "\n".join([f"**{markdown(self.caption)}**", "", *lines, *note])
 
-    def to_latex(self) -> str:
-        """Returns a LaTeX table with the rules of ``booktabs``."""
-        head, *body = [" & ".join(map(_latex, cells)) + r" \\" for cells in (self.header, *self.rows)]
-        lines = "\n".join([head, r"\midrule", *body])
-        return rf"""\begin{{table}}
-\centering
-\caption{{{_latex(self.caption)}. {_latex(self.note)}}}
-\begin{{tabular}}{{l{"r" * (len(self.header) - 1)}}}
-\toprule
-{lines}
-\bottomrule
-\end{{tabular}}
-\end{{table}}"""
-
 
 def markdown(text: str) -> str:
     """Escapes what Markdown would read as markup."""
     return re.sub(r"([\\`*_<|])", r"\\\1", text)
-
-
-def _latex(text: str) -> str:
-    return text.translate(LATEX)
 
 
 def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], note: str = "") -> Table:
@@ -111,25 +85,12 @@ def verdict_table(analysis: Analysis) -> Table:
         "mean": "Means are over all runs of an arm.",
         "difference": "Differences are over the seeds that both have run.",
         "range": "Range: where the difference would end with ever more seeds.",
-        "what next": "Ranges of arms that are not the best end at zero." if analysis.standings else "",
+        "what next": "",
     }
     shown = {name: note for name, note in shown.items() if any(columns[name][1](line) != NONE for line in found)}
     caption = f"{rules.metric} against {reference(analysis)}, the best mean first"
     table = tabulate(caption, found, [columns[name] for name in shown], " ".join(filter(None, shown.values())))
     return replace(table, kinds=[line.outcome for line in found])
-
-
-def paper_table(analysis: Analysis) -> Table:
-    """Arms, differences and verdicts for a paper."""
-    study, columns = analysis.study, _line_columns(analysis)
-    shown = ["arm", "runs", "mean and sd", "difference", "range", "p", "verdict"]
-    return tabulate(
-        f"{study.name}: {study.compare.metric} against {reference(analysis)}",
-        lines(analysis),
-        [columns[name] for name in shown],
-        f"Mean and standard deviation over seeds; paired difference. {RANGE} p for all arms and analyses together, "
-        f"compared with {study.compare.alpha:g}.",
-    )
 
 
 def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
@@ -146,15 +107,9 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
         "verdict": ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label),
         "holds": ("holds", lambda line: line.holds or NONE),
         "failed": ("failed", failed),
-        "runs": ("runs", lambda line: str(arms[line.arm].n)),
         "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
-        "mean and sd": (
-            unit.label(rules.metric),
-            lambda line: f"{unit.value(line.mean)} {PLUS_MINUS} {unit.value(arms[line.arm].sd)}",
-        ),
         "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
         "range": (unit.difference_label("range"), lambda line: unit.interval(line.low, line.high)),
-        "p": ("p", lambda line: show_p(line.p)),
         "what next": ("what next", lambda line: line.following or NONE),
     }
 
@@ -228,7 +183,6 @@ def difference_table(analysis: Analysis) -> Table:
             ("verdict", lambda one: one.verdict),
             ("difference", lambda one: unit.signed(one.mean)),
             ("sd", lambda one: unit.value(one.sd)),
-            ("corrected", lambda one: unit.signed(estimate(one))),
             ("interval", lambda one: unit.interval(*one.interval)),
             ("on new images", lambda one: unit.interval(*analysis.for_new_images(one))),
             ("p", lambda one: show_p(one.p)),
@@ -238,10 +192,8 @@ def difference_table(analysis: Analysis) -> Table:
         f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
         f"level {show_p(level)}; its repeated confidence intervals cover the true difference with 1 minus that at all "
         "analyses together, and so does what they share, which is shown (the latest one where the mean has left that). "
-        f"On new images: also if test images were drawn anew. {RANGE} Corrected: results decide when a comparison "
-        "stops, which shifts its difference; corrected, it is too high as often as too low, but still too "
-        "large where it was luck that made it better or worse; with a single analysis it stays as it is. p is "
-        f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
+        f"On new images: also if test images were drawn anew. {RANGE} p is corrected for all comparisons and analyses: "
+        f"compare it with {study.compare.alpha:g}.",
     )
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.errors import UserError
+from vit_lightning.report.page import verdicts
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import Table
-from vit_lightning.report.write import verdicts
 from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.redaction import Redaction
 from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror

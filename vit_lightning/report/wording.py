@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from vit_lightning.config.files import word
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.comparisons import ArmComparison
-from vit_lightning.report.forecast import more_seeds
-from vit_lightning.report.schedule import runs_left
+from vit_lightning.report.comparisons import ArmComparison, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
-from vit_lightning.report.study import Run, Study
+from vit_lightning.report.study import MOST_SEEDS, Run, Study
 from vit_lightning.report.units import NONE, unit_of
 from vit_lightning.report.variance import highest_rate, unlike_spreads
 
-PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 FEW = 3
 """Arms that a sentence names; more are counted."""
 PHRASES = {
@@ -34,20 +31,17 @@ PHRASES = {
     "not worse": "not worse{than} by {effect}, not shown better",
     "undecided": "undecided{against}",
     "failed": "failed, no answer{against}",
-    "the best": "the best",
-    "among the best": "among the best (within {effect})",
-    "not the best": "not the best",
 }
-"""Words of verdicts, the strongest first, and of ranks; than, to and against another arm."""
+"""Words of verdicts, the strongest first; than, to and against another arm."""
 HERE = "on these images only"
 BETTER, WORSE = ("clearly better", "better"), ("clearly worse", "worse", "slightly worse")
 OUTCOMES = {
-    **dict.fromkeys((*BETTER, "the best", "among the best"), "better"),
+    **dict.fromkeys(BETTER, "better"),
     **dict.fromkeys(("slightly better", "equivalent", "not better", "not worse", "slightly worse"), "same"),
-    **dict.fromkeys(("clearly worse", "worse", "not the best"), "worse"),
+    **dict.fromkeys(("clearly worse", "worse"), "worse"),
     "failed": "failed",
 }
-"""Meaning of verdicts and ranks; others are open."""
+"""Meaning of verdicts; others are open."""
 
 
 def show_p(p: float) -> str:
@@ -86,7 +80,7 @@ def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = quoted) ->
 
 def reference(analysis: Analysis) -> str:
     """Names the arm or arms that the differences on the first screen are to."""
-    return analysis.reference if analysis.standings else quoted(analysis.reference)
+    return quoted(analysis.reference)
 
 
 def kind_of(one: ArmComparison) -> str:
@@ -104,7 +98,7 @@ def kind_of(one: ArmComparison) -> str:
 
 
 def phrase(analysis: Analysis, kind: str, others: str = "") -> str:
-    """Writes a verdict or rank, against other arms if they are given."""
+    """Writes a verdict, against other arms if they are given."""
     joined = {name: f" {name} {others}" if others else "" for name in ("than", "to", "against")}
     return PHRASES[kind].format(effect=_effect(analysis), **joined)
 
@@ -123,7 +117,7 @@ def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     so_far = "So far: " if analysis.study.missing else ""
     if "leader" in groups:  # of the arm with the best mean, against all others
         return f"{so_far}{names(groups['leader'])} is {lines(analysis)[0].verdict}"
-    parts, others = [], "" if analysis.standings else names([baseline])
+    parts, others = [], names([baseline])
     for kind in (kind for kind in PHRASES if kind in groups):
         verb = [] if kind == "failed" else ["is" if len(groups[kind]) == 1 else "are"]
         parts.append(" ".join([names(groups[kind]), *verb, phrase(analysis, kind, others)]))
@@ -147,7 +141,7 @@ def _holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
 
 
 def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
-    """Returns the arms of each verdict or rank, the best mean first."""
+    """Returns the arms of each verdict, the best mean first."""
     groups: dict[str, list[str]] = {}
     for line in lines(analysis):
         groups.setdefault(line.kind, []).append(line.arm)
@@ -160,11 +154,11 @@ class Line:
 
     arm: str
     label: str
-    """The verdict or rank in words, against the reference."""
+    """The verdict in words, against the reference."""
     verdict: str
     """The same, against all arms that it is compared with."""
     kind: str
-    """The verdict or rank alone; where all pairs are compared, that against the arm with the best mean."""
+    """The verdict alone; where all pairs are compared, that against the arm with the best mean."""
     mean: float
     n: int
     """Pairs behind the difference; runs where there is none."""
@@ -177,7 +171,6 @@ class Line:
     """Ends of the range for new images as well."""
     holds: str = ""
     """Whether the verdict holds on new images, too."""
-    p: float = math.nan
     values: tuple[float, ...] = ()
     """Differences of the pairs."""
 
@@ -191,11 +184,10 @@ class Line:
 def lines(analysis: Analysis) -> list[Line]:
     """Returns a line for each arm, the best mean first."""
     both = [*analysis.ordered, *(one.mirrored() for one in analysis.ordered)]
-    make = _among_all if analysis.standings else _against_one
-    return [make(analysis, arm, [one for one in both if one.arm == arm.name]) for arm in analysis.ranked]
+    return [_line(analysis, arm, [one for one in both if one.arm == arm.name]) for arm in analysis.ranked]
 
 
-def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
+def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     """Returns the line of an arm by its comparison with the baseline, or with the arm that has the best mean."""
     pairs = analysis.study.compare.arms == "pairs"
     groups: dict[str, list[str]] = {}
@@ -213,18 +205,8 @@ def _against_one(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line
     label = phrase(analysis, kind) + so_far + _finished([one])
     following = _to_next(analysis, own) or next_step(analysis, one)
     images = analysis.for_new_images(one), _holds(analysis, own)
-    numbers = one.mean, one.low, one.high, *images, one.p, tuple(one.counted.values())
+    numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values())
     return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
-
-
-def _among_all(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
-    [place] = [standing for standing in analysis.standings if standing.arm == arm.name]
-    following = "leave it" if place.verdict == "not the best" else _to_next(analysis, own)
-    if not following:
-        last = f"may be the best too: {analysis.study.compare.max_seeds} seeds do not tell"
-        following = "see which runs failed" if place.verdict == "failed" else "take it" if place.decided else last
-    label, kind = phrase(analysis, place.verdict), place.verdict
-    return Line(arm.name, label, label, kind, arm.mean, arm.n, following, place.mean, place.low, place.high)
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
@@ -243,7 +225,7 @@ def sentence(analysis: Analysis, line: Line) -> str:
         f"range {unit.interval(line.low, line.high)}": line.low,
     }
     known = [text for text, number in numbers.items() if not math.isnan(number)]
-    known.append(counted(line.n, "run" if math.isnan(line.difference) or analysis.standings else "pair"))
+    known.append(counted(line.n, "run" if math.isnan(line.difference) else "pair"))
     following = f". Next: {line.following}" if line.following else ""
     verdict = ", ".join(filter(None, [line.verdict, line.holds]))
     return f"{named(analysis, line.arm)}: {verdict} ({', '.join(known)}){following}"
@@ -287,7 +269,8 @@ def at_the_end(study: Study, comparisons: Sequence[ArmComparison]) -> str:
     why = why_ended(comparisons)
     seen = [one for one in comparisons if one.analysis is not None and not one.blocked]
     open_ones = [one for one in seen if one.verdict in ("undecided", "not worse")]
-    return f"nothing is left to run{why}{more_seeds(study, open_ones) if why and open_ones else ''}"
+    more = "; compare.max_seeds may be raised" if study.compare.max_seeds < MOST_SEEDS else ""
+    return f"nothing is left to run{why}{more if why and open_ones else ''}"
 
 
 def _failed(analysis: Analysis, name: str) -> str:
@@ -359,12 +342,6 @@ def _choice(analysis: Analysis) -> str:
     if not any(arm.n for arm in analysis.arms):
         return "No arm could be compared."
     groups = _by_kind(analysis)
-    if analysis.standings:
-        good = groups.get("the best") or groups.get("among the best") or []
-        if good:
-            return f"Take {few(good)}." if len(good) == 1 else f"Take any of {few(good)}, the cheapest for example."
-        rest = f" ({few(groups['undecided'])} undecided)" if "undecided" in groups else ""
-        return f"Take {best}, the best mean; it is not shown to be the best{rest}."
     if study.compare.arms == "pairs":
         equals = [line.arm for line in found if line.kind not in ("leader", "worse", "clearly worse")]
         return f"Take {best}" + (f"; {few(equals)} not shown to be worse by as much as matters." if equals else ".")
@@ -451,15 +428,14 @@ def caveats(analysis: Analysis) -> list[str]:
         about += " Each run was tuned anew: verdicts are about arms with their tuning, whatever values it chooses."
     changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
     effect, unit = analysis.study.compare.smallest_effect, unit_of(analysis.study.compare.metric)
-    shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25, 0.1, 0.7)]
+    shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
     differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
     return [about, *changed, *unlike_spreads(analysis.comparisons), *[TOO_LARGE.format(*shares)] * differ]
 
 
 TOO_LARGE = (
     "A difference that is better or worse is too large on average, as luck helped to end it: by up to about {0} where "
-    "the true one is {1} or more, by up to about {2} where it is {3}; corrected (Statistics for experts) by up to "
-    "about {4} and {5}."
+    "the true one is {1} or more, by up to about {2} where it is {3}."
 )
 """Simulated: experiments/README.md, estimates after stopping."""
 
@@ -469,11 +445,10 @@ def rule(analysis: Analysis) -> str:
     rules = analysis.study.compare
     first = next(iter(analysis.comparisons)).design.analyses if analysis.comparisons else ()
     after = f"after {', '.join(map(str, first[:3]))}{', ...' * (len(first) > 3)} pairs" if first else "never"
-    best = " Of arms that are exactly alike, one counts as the best." if rules.arms == "best" else ""
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms and analyses.{best} Means of arms are over all their runs, differences over the pairs of the "
+        f"all arms and analyses. Means of arms are over all their runs, differences over the pairs of the "
         f"analysis that decided. Beyond the planned max_seeds {show_fraction(KEPT)} of each level are left, so it "
         "takes more seeds than a study planned for as many."
     )

@@ -20,11 +20,11 @@ from scipy import stats
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.configs import config_differences, read_configs
 from vit_lightning.report.figures import coloured, differences_figure, front, seeds_figure
+from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, next_step, recommendation
-from vit_lightning.report.write import make_markdown, verdicts, write_report
 
 FAILED = {
     ("mean", 10): "diverged: <loss> is nan at step 231",
@@ -72,11 +72,8 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
         made = make_study(tmp_path / name, seeds=2, images=50)
         runs = [replace(t, results={**t.results, "seconds": seconds, "images_per_second": seconds}) for t in made.runs]
         write_report(make_report(replace(made, runs=runs)))
-        texts.append(
-            {file: (tmp_path / name / file).read_bytes() for file in ("results.csv", "costs.csv", "table.tex")}
-        )
+        texts.append({file: (tmp_path / name / file).read_bytes() for file in ("results.csv", "costs.csv")})
     assert texts[0]["results.csv"] == texts[1]["results.csv"]
-    assert texts[0]["table.tex"] == texts[1]["table.tex"]
     assert texts[0]["costs.csv"] != texts[1]["costs.csv"]
 
 
@@ -137,12 +134,11 @@ def test_an_arm_with_failed_runs_is_not_among_those_that_may_be_taken(tmp_path):
     study = make_study(tmp_path / "study", seeds=9, images=50, failed={("mean", 3): "hang"})
     alike = [replace(run, results=run.results and {**run.results, "test/acc": 0.9}) for run in study.runs]
     report = make_report(replace(study, runs=alike))
-    said = "'mean without class token' may be taken as well (open for new images); not 'mean': 1 of 9 runs failed."
+    said = "'mean without class token' may be taken as well; not 'mean': 1 of 9 runs failed."
     assert said in report.recommendation
     following = {row[0]: row[-1] for row in report.tables["verdicts"].rows}
     assert following["mean"] == "no reason to switch: 1 of 9 runs failed"
-    either = "either does on these images; for new images it is open"
-    assert following["mean without class token"].startswith(either), "it says so beside, too"
+    assert following["mean without class token"].startswith("take either"), "all alike: nothing is known of new images"
 
 
 def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):
@@ -156,16 +152,15 @@ def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):
     assert [row[-1].partition(" (")[0] for row in text if row[0] == "mean"] == ["3 runs"]
 
 
-@pytest.mark.parametrize("how", ["pairs", "best"])
-def test_each_arm_has_one_line_however_arms_are_compared(tmp_path, how):
-    study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), images=500, arms_compared=how)
+def test_each_arm_has_one_line_where_all_are_compared(tmp_path):
+    study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), images=500, arms_compared="pairs")
     report = make_report(study)
     write_report(report)
     assert sorted(row[0] for row in report.tables["verdicts"].rows) == sorted(ARMS)
     assert report.headline.startswith("'mean' is ")
     assert report.tables["verdicts"].rows[0][-1] == "take it"
     unseen = [note for note in report.notes if note.endswith(" with 8 seeds, not of 0.5 points.")]
-    assert len(unseen) == (how == "pairs")
+    assert len(unseen) == 1
     assert len(json.loads((study.folder / "verdicts.json").read_text())) == 3
 
 
@@ -214,9 +209,7 @@ def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
     half = found(0.005, 0.008, seeds=8)
     assert headline(half) == "'mean' is not worse than 'cls' by 1 point, not shown better"
     assert recommendation(half).startswith("Keep 'cls': no arm is shown to be better; 'mean' may be taken as well.")
-    assert re.search(
-        r"; compare.max_seeds=\d+ tells whether it is better with a chance of about 80 %\.$", recommendation(half)
-    )
+    assert recommendation(half).endswith("; compare.max_seeds may be raised.")
     assert next_step(half, half.comparisons[0]) == "stop: no loss of 1 point, no gain shown"
 
 
@@ -393,8 +386,6 @@ def test_arms_may_have_any_names_and_there_may_be_many(tmp_path, baseline):
     assert baseline in named
     assert all(f">{escape(' ' * name.startswith('_') + name, quote=False)[:20]}" in curves for name in named)
     assert "8 other arms" in curves
-    rows = (study.folder / "table.tex").read_text().splitlines()
-    assert not [row for row in rows if row.startswith("[")], "an argument of what stands before it"
 
 
 def test_points_that_fall_together_are_all_seen(tmp_path):
@@ -499,8 +490,6 @@ def test_tables_escape_what_their_language_would_read():
     assert "&lt;b&gt; | 5 %" in table.to_html()
     assert "\\<b> \\| 5 %" in table.to_markdown()
     assert "x\\_1" in table.to_markdown()
-    assert r"$<$b$>$ | 5 \% & $-$1 \\" in table.to_latex()
-    assert r"a \& b" in table.to_latex()
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
