@@ -39,15 +39,21 @@ def example(name: str) -> str:
 
 @contextmanager
 def killed_after(step: int) -> Iterator[None]:
-    """Ends a training in this process behind an optimizer step, as nothing that it would do at its end is done."""
-    from vit_lightning import ViTClassifier
+    """Ends a training in this process behind an optimizer step, before its row is logged.
 
-    def stop(self: Any, *_: Any) -> None:
-        if self.global_step == step:
+    Nothing that it would do at its end is done.
+    """
+    from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+
+    log = _LoggerConnector.update_train_step_metrics
+
+    def stop(self: Any) -> None:
+        if self.trainer.global_step == step:
             raise RuntimeError("killed")
+        log(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ViTClassifier, "on_train_batch_end", stop)
+        patch.setattr(_LoggerConnector, "update_train_step_metrics", stop)
         with pytest.raises(RuntimeError, match="killed"):
             yield
 

@@ -205,6 +205,19 @@ def test_a_metric_is_that_of_the_whole_epoch(tmp_path):
     assert after.numbers[0] == (BATCHES - 1) / 2
 
 
+class Counts(Module):
+    def on_train_batch_end(self, *others):
+        self.network[1].bias.data += 1.0
+
+
+@wanted("the module's hook of a batch's end comes after the checkpoint of that batch")
+def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_checkpoint(tmp_path):
+    _, whole = train(tmp_path / "whole", alike(), module=Counts())
+    train(tmp_path / "parts", alike(), module=Counts(), stop=3)
+    _, after = train(tmp_path / "parts", alike(), module=Counts(), resume=tmp_path / "parts/last.ckpt")
+    assert same_weights(after, whole)
+
+
 @wanted("the state of random number generators is not in the checkpoint")
 def test_dropout_goes_on(tmp_path):
     _, whole = train(tmp_path / "whole", alike(), module=Module(dropout=0.5))

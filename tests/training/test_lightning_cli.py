@@ -16,6 +16,7 @@ from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_results
 
 PARTS = """
 import torch
@@ -59,6 +60,42 @@ class Lit(LightningModule):
 
     def on_train_epoch_end(self):
         self.log("number", float(self.current_epoch), prog_bar=True)
+
+
+class Own(Lit):
+    num_classes = 3
+
+    def __init__(self, hidden=16, steps=6):
+        super().__init__(3, hidden)
+        self.steps = steps
+
+    def setup(self, stage):
+        self.data = DM(48 // self.steps)
+
+    def train_dataloader(self):
+        return self.data.train_dataloader()
+
+    val_dataloader = test_dataloader = train_dataloader
+
+    def test_step(self, batch, batch_idx):
+        logits = self.layers(batch[0])
+        self.log("test/acc", (logits.argmax(dim=1) == batch[1]).float().mean(), batch_size=len(batch[1]))
+        return logits
+
+
+class Counted(DM):
+    def __init__(self, num_classes=2):
+        super().__init__()
+        self.num_labels = num_classes
+
+
+class Loaders(DM):
+    test_dataloader = DM.train_dataloader
+
+
+class OwnHolder(Own):
+    def __init__(self, network):
+        super().__init__()
 
 
 class Watch(Callback):
@@ -224,8 +261,36 @@ def test_facts_of_the_data_that_a_module_is_given_must_be_true(cli):
     flags = ["--config=cli.yaml", "--test=false"]
     with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 4 \(leave it out\)$"):
         resolve([*flags, "--data.num_classes=4"])
+    given = ["--module={class_path: cli_parts.Lit, num_classes: 3}", "--data=cli_parts.Counted", "--test=false"]
+    assert resolve(given).data.module.num_labels == resolve(given).data.num_classes == 3
     with pytest.raises(UserError, match=r"^data.num_classes=None: give data.num_classes"):
         resolve(["--module=cli_parts.Lit", "--data=cli_parts.DM", "--test=false"])
+
+
+def test_loaders_of_a_module_are_used_where_no_data_are_given(cli):
+    """As by Lightning; other data come first, and what the loaders do not take is refused."""
+    base = [*FIT[:1], "--module=cli_parts.Own", "--checkpoint.monitor=val_loss", *FIT[2:3]]
+    base += ["--optimizer.lr=0.01", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+    assert main([*base, "--module.steps=3", "--out=own"]) == 0
+    given = ["--data=cli_parts.Loaders", "--data.batch_size=16", "--data.num_classes=3"]
+    assert main([*base, *given, "--out=given"]) == 0
+    with killed_after(4):
+        main([*base, "--module.steps=3", "--out=run"])
+    assert main(["fit", "--resume=run"]) == 0
+    whole, *others = (
+        read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("given", "own", "run")
+    )
+    for state in others:
+        assert all(torch.equal(value, state[name]) for name, value in whole.items())
+    results = [read_results(Path(name))["test/acc"] for name in ("given", "own", "run")]
+    assert results[0] == results[1] == results[2]
+    config = yaml.safe_load(Path("own/config.yaml").read_text())
+    assert config["data"]["class_path"] == "cli_parts.Own"
+    for name, flags in {"batch_size": ["--data.batch_size=16"], "hidden": ["--module.hidden=x"]}.items():
+        with pytest.raises(UserError, match=f"{name}="):
+            resolve([*base[1:], *flags])
+    with pytest.raises(UserError, match=r"^data is missing: cli_parts.OwnHolder has loaders .*takes a network"):
+        resolve(["--module=cli_parts.OwnHolder", "--model.patch_size=4"])
 
 
 def test_a_network_inside_a_module_is_the_model_and_must_be_given(cli):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vit_lightning import Digits, EMAConfig, HorizontalFlip, MixUp, OptimizerConfig, RandomCrop, ViT, ViTClassifier
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics
-from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TrainingBar
+from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
 from vit_lightning.training.endings import StopOnSignal
 from vit_lightning.training.lightning_detours import leave_signals_to_us, send_no_tables
@@ -57,7 +57,7 @@ class Item(Callback):
 @pytest.mark.parametrize("waiting", [False, True])
 def test_a_step_without_a_row_waits_for_nothing_and_rows_are_those_of_their_steps(tmp_path, waiting):
     waits, stopwatch = Waits(), Stopwatch()
-    own = [Watch(waits), StepSeeds(0), LearningRate(), EpochMetrics(), stopwatch, Monitor(stopwatch, 1, (1, 8, 8))]
+    own = [Watch(waits), StepSeeds(0), LearningRate(), stopwatch, Monitor(stopwatch, 1, (1, 8, 8))]
     network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=1, num_heads=2)
     module = ViTClassifier(network, optimizer=OptimizerConfig(warmup_epochs=1), ema=EMAConfig(decay=0.9))
     kept = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, killed_after
+from runs import SMALL, killed_after, logged_rows
 
 from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import read_checkpoint
@@ -221,6 +222,69 @@ def test_attributes_that_no_checkpoint_holds_are_named_before_the_first_step(own
     assert [text.partition(": ")[0] for text in texts] == [
         text for text in [", ".join(one if "." in one else f"{name}.{one}" for one in attributes)] if text
     ]
+
+
+LOGGING = """
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.optim import SGD
+from torchmetrics import Accuracy
+
+class Logging(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.average = nn.Linear(64, 10), nn.Linear(64, 10).requires_grad_(False)
+        self.right = Accuracy("multiclass", num_classes=10)
+    def training_step(self, batch, batch_idx):
+        images, labels = batch[0].flatten(1), batch[1]
+        logits = self.layer(images)
+        loss = nn.functional.cross_entropy(logits + self.average(images), labels)
+        self.log("train/loss", loss, on_step=True, on_epoch=True)
+        self.log("train/most", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        self.right(logits.softmax(1), labels)
+        self.log("train/right", self.right, on_step=False, on_epoch=True)
+        if batch_idx == 0:
+            self.log("train/first", loss, on_step=False, on_epoch=True)
+        return loss
+    def validation_step(self, batch, batch_idx):
+        logits = self.layer(batch[0].flatten(1))
+        self.log("val/acc", (logits.argmax(1) == batch[1]).float().mean(), batch_size=len(batch[1]))
+    def configure_optimizers(self): return SGD(self.layer.parameters(), 0.1)
+
+class Following(Logging):
+    def on_train_batch_end(self, *others):
+        with torch.no_grad():
+            self.average.weight.lerp_(self.layer.weight, 0.1)
+"""
+
+
+@pytest.mark.parametrize("kill", [3, 7, *(pytest.param(kill, marks=pytest.mark.full) for kill in (2, 4, 9))])
+def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_folder, kill):
+    """Inside an epoch, before a validation inside it, and before that at its end, of seven batches."""
+    (in_folder / "logging_parts.py").write_text(LOGGING)
+    flags = [flag for flag in RUN if "model" not in flag]
+    flags += ["--module=logging_parts.Following", "--trainer.val_check_interval=0.5", "--trainer.max_epochs=2"]
+
+    def train(name: str) -> None:
+        logger = f"{{class_path: CSVLogger, save_dir: {name}-csv, name: null, version: 0}}"
+        main([*flags, f"--trainer.logger={logger}", f"--out={name}"])
+
+    train("whole")
+    with killed_after(kill):
+        train("run")
+    assert main(["fit", "--resume=run"]) == 0
+    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "run"))
+    assert all(torch.equal(value, run[name]) for name, value in whole.items())
+    assert logged_rows(Path("run")) == logged_rows(Path("whole"))
+    names = {name for row in logged_rows(Path("whole")) for name in row}
+    assert {"train/loss_epoch", "train/most", "train/right", "train/first"} <= names
+    rows = []
+    for name in ("run", "whole"):
+        with Path(f"{name}-csv/version_0/metrics.csv").open(newline="") as file:
+            lines = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+        rows.append([{k: float(v) for k, v in row.items() if not k.startswith(("speed/", "system/"))} for row in lines])
+    assert rows[0] == rows[1]
 
 
 OLD = """

@@ -47,7 +47,7 @@ from vit_lightning.storage.environment import write_diff, write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, read_metrics, write_results
 from vit_lightning.storage.wandb_mirror import DIFF, WandbMirror, run_id, run_of_agent
-from vit_lightning.training.callbacks import EpochMetrics, LearningRate, StepSeeds, Stopwatch, TestPredictions
+from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.endings import StopOnSignal, Watchdog
@@ -162,7 +162,6 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         StepSeeds(experiment.seed),
         guard,
         LearningRate(),
-        EpochMetrics(),
         stopwatch,
         watchdog,
         Monitor(stopwatch, facts["flops"], shape),
@@ -190,7 +189,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         log_warnings(folder),
         chosen_matmul(experiment),
     ):
-        path, checkpoint = (None, {}) if resumed is None else resumed.begin(experiment, module, run.metrics)
+        path, checkpoint = (None, {}) if resumed is None else resumed.begin(experiment, module, trainer.loggers)
         keep_own_files(folder)
         device, precision = trainer.strategy.root_device.type, trainer.precision
         fast_paths = experiment.describe_fast_paths(device, precision)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from vit_lightning.classes import differences
@@ -37,7 +38,7 @@ from vit_lightning.storage.checkpoint_files import (
     read_checkpoint,
 )
 from vit_lightning.storage.folder import hold, is_first, refuse_links, release, try_hold, write_whole
-from vit_lightning.storage.metrics import MetricsFile, read_metrics, read_results
+from vit_lightning.storage.metrics import read_metrics, read_results, resume_rows
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.training.classifier import ViTClassifier
 
@@ -119,7 +120,7 @@ class Resumed:
     """Results of a finished run."""
 
     def begin(
-        self, experiment: Experiment, module: LightningModule, metrics: MetricsFile
+        self, experiment: Experiment, module: LightningModule, loggers: Sequence[Logger]
     ) -> tuple[Path | None, dict[str, Any]]:
         """Checks that the checkpoint fits the network, clears what a killed process left, and notes the changes.
 
@@ -147,7 +148,8 @@ class Resumed:
         with foreign(path or self.folder):
             # before a validation, the rows of the step that it follows are logged again
             measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
-            metrics.resume(done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
+            again = done - checkpoint.get("before_validation", False)
+            resume_rows(loggers, again, measured, checkpoint.get("row"))
         return path, checkpoint
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torchmetrics.classification
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch.optim import Optimizer
@@ -106,10 +106,17 @@ def _data(reader: Reader, found: Found, path: str) -> Any:
             return WrappedDataModule(module=target(**theirs), **ours)
         return WrappedDataset(dataset_class=target, arguments=theirs, **ours)
 
-    is_module = inspect.isclass(found.target) and issubclass(found.target, LightningDataModule)
+    is_class, theirs = inspect.isclass(found.target), signature_of(found.target).options
+    has_loaders = is_class and issubclass(found.target, LightningModule)
+    is_module = has_loaders or (is_class and issubclass(found.target, LightningDataModule))
     options = signature_of(WrappedDataModule if is_module else WrappedDataset).options
     ours = {key: option for key, option in options.items() if key not in ("module", "dataset_class", "arguments")}
-    theirs = given_alone(signature_of(found.target).options)
+    if has_loaders and "network" in theirs:
+        text = f"{found.name} has loaders of its own, and takes a network, which follows from the data"
+        instead = "give data.class_path, a LightningDataModule with these loaders"
+        reader.problems.append(f"data is missing: {text} ({instead})")
+        return WRONG
+    theirs = theirs if has_loaders else given_alone(theirs)  # as under module
     for key in () if is_module else {"train", "split"} & theirs.keys():  # it is made once for each split
         theirs[key] = theirs[key]._replace(passed_on=True)
     return _joined(reader, found, theirs, ours, path, join, ("num_classes",))

@@ -98,8 +98,8 @@ def takes_no_network(configs: Sequence[Config]) -> bool:
 def as_lightning_trains(config: Config, module: Any) -> Config:
     """Returns a merged config with what LightningCLI takes where nothing is given, or from another place.
 
-    A learning rate without a schedule is constant, a LightningDataModule has the classes of the module, and the best
-    checkpoint is that of the first ``ModelCheckpoint``.
+    A learning rate without a schedule is constant, the data are the loaders that a module has where none are given, a
+    LightningDataModule has the classes of the module, and the best checkpoint is that of the first ``ModelCheckpoint``.
 
     Args:
         config: the config.
@@ -110,13 +110,15 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
     optimizer = {"class_path": optimizer} if isinstance(optimizer, str) and can_be_class(optimizer) else optimizer
     if lacks_optimizer(module) and isinstance(optimizer, dict) and optimizer.get("class_path") is not None:
         more["optimizer"] = {"schedule": "constant", **optimizer}
-    given, data = config.get("module"), config.get("data")
-    data = {"class_path": data} if isinstance(data, str) else data
-    if isinstance(given, dict) and "num_classes" in given and isinstance(data, dict):
+    given, data = ({"class_path": one} if isinstance(one, str) else one for one in map(config.get, ("module", "data")))
+    named = data.get("class_path") if isinstance(data, dict) else data
+    has_loaders = module.train_dataloader is not LightningModule.train_dataloader
+    if has_loaders and (named is None or class_of(named) is module):
+        more["data"] = {**(data or {}), **given}
+    elif isinstance(given, dict) and "num_classes" in given and isinstance(data, dict):
         kind = class_of(data.get("class_path"))
         if issubclass(kind, LightningDataModule) and not issubclass(kind, ImageData):
-            own = {} if "num_classes" in signature_of(kind).options else {"num_classes": given["num_classes"]}
-            more["data"] = {**own, **data}
+            more["data"] = {"num_classes": given["num_classes"], **data}
     checkpoint = config.get("checkpoint") or {}
     if isinstance(checkpoint, dict) and "monitor" not in checkpoint:
         more["checkpoint"] = {**_monitored(config.get("trainer")), **checkpoint}

@@ -15,6 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from vit_lightning.config.adapters import ADAPTERS, given_alone
 from vit_lightning.config.files import Config, flatten, word
@@ -157,17 +158,21 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
         key: option that errors name.
 
     Raises:
-        UserError: its arguments do not fit.
+        UserError: its arguments do not fit, or a layer of it is lazy.
     """
     with torch.random.fork_rng(devices=[]):
         try:
             try:
                 with torch.device("meta"):
-                    return make()
+                    made = make()
             except (NotImplementedError, RuntimeError, UserError) as fault:  # it looks at its own numbers
                 if not isinstance(fault, NotImplementedError) and not needs_numbers(fault):
                     raise
-                return make().to("meta")
+                made = make().to("meta")
+            way_out = "give the layer its sizes, or pass images through it in __init__"
+            lazy = [name for name, weight in made.named_parameters() if is_lazy(weight)]
+            refuse([f"{name} has no size before a first batch ({way_out})" for name in lazy[:1]])
+            return made
         except UserError as error:
             raise UserError(f"{key}.{text}" for text in error.problems) from error
         except Exception as fault:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -226,11 +226,13 @@ OF_THE_MODULE = (
     *("prepare_data", "teardown", "state_dict", "load_state_dict", "on_exception"),
     *("transfer_batch_to_device", "on_before_batch_transfer"),
 )
-"""Hooks of Lightning that are those of a wrapped data module, with nothing of ours."""
+"""Hooks of Lightning that are those of a wrapped LightningDataModule, with nothing of ours."""
 
 
 class WrappedDataModule(ImageData):
     """Any ``LightningDataModule``, used as it is: its loaders, its augmentation, its batches.
+
+    Or a ``LightningModule`` with loaders: in a training they are those of the module that is trained.
 
     In a config ``data.class_path`` names the module itself, with its arguments beside those of this class. A
     ViTClassifier takes batches with float images (b, c, H, W) and labels (b,), see ``as_batch``. A fact that is not
@@ -251,7 +253,7 @@ class WrappedDataModule(ImageData):
     def __init__(
         self,
         *,
-        module: LightningDataModule,
+        module: LightningDataModule | LightningModule,
         num_classes: int | None = None,
         class_names: list[str] | None = None,
         image_size: int | tuple[int, int] | None = None,
@@ -259,7 +261,7 @@ class WrappedDataModule(ImageData):
     ) -> None:
         super().__init__()
         self.module = module
-        for hook in OF_THE_MODULE:
+        for hook in OF_THE_MODULE if isinstance(module, LightningDataModule) else ():
             setattr(self, hook, getattr(module, hook))
         if missing := [name for name in ("train_dataloader", "val_dataloader") if not is_overridden(name, module)]:
             raise UserError(f"{self.title} has no {' and no '.join(missing)}")
@@ -320,8 +322,12 @@ class WrappedDataModule(ImageData):
         return None
 
     def setup(self, stage: str = "fit") -> None:
-        self.module.trainer = self.trainer
-        self.module.setup(stage)
+        if isinstance(self.module, LightningModule):
+            assert self.trainer is not None
+            self.module = self.trainer.lightning_module  # which Lightning sets up
+        else:
+            self.module.trainer = self.trainer
+            self.module.setup(stage)
 
     def step_weight(self, number: int) -> float:
         """Returns 1: the sizes of the batches are not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import math
@@ -9,13 +10,13 @@ import os
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
@@ -91,10 +92,7 @@ class MetricsFile(Logger):
         known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
         if known:
             self.log_metrics({"resumed": 1.0}, step=step)
-            known = [earlier for earlier in known if (earlier["step"] or 0) < step]
-        for row in filter(None, rows):
-            if not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
-                self.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+        _log_lost(self, [earlier for earlier in known if (earlier["step"] or 0) < step], rows)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -107,6 +105,32 @@ class MetricsFile(Logger):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+@rank_zero_only
+def resume_rows(loggers: Sequence[Logger], step: int, *rows: dict[str, Any] | None) -> None:
+    """Marks in ``metrics.jsonl`` that the rows of a step and later ones are logged again, see ``MetricsFile.resume``.
+
+    A CSVLogger goes on with the rows before them in a file of its version, which it would delete.
+    """
+    for logger in loggers:
+        if isinstance(logger, MetricsFile):
+            logger.resume(step, *rows)
+        if isinstance(logger, CSVLogger) and (file := Path(logger.log_dir, "metrics.csv")).is_file():
+            with file.open(newline="") as lines:
+                all_rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
+            known = [row | {"step": int(row["step"])} for row in all_rows if int(row["step"]) < step]
+            with warnings.catch_warnings(action="ignore"):  # that it deletes the file
+                logger.experiment.metrics += known
+            _log_lost(logger, known, rows)
+            logger.save()
+
+
+def _log_lost(logger: Logger, known: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any] | None]) -> None:
+    """Logs the rows that a kill has prevented."""
+    for row in filter(None, rows):
+        if not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
+            logger.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
 
 
 def open_lines(path: Path) -> FileIO:

@@ -18,7 +18,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch.nn.functional import cross_entropy
-from torchmetrics import Metric
 from torchmetrics.functional.classification import multiclass_accuracy
 from tqdm import tqdm
 
@@ -33,7 +32,6 @@ from vit_lightning.training.lightning_detours import (
     logged_steps,
     longest_wait,
     numbers_for_bar,
-    numbers_of_epoch,
 )
 
 
@@ -126,35 +124,6 @@ class Stopwatch(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds, self.images = state_dict["seconds"], state_dict["images"]
         self._earlier = state_dict["run_seconds"]
-
-
-class EpochMetrics(Callback):
-    """Callback that keeps the training metrics of an epoch for a run that resumes in the validation at its end.
-
-    Such a run trains no batch of that epoch, and Lightning knows only metrics that have been logged since the start.
-    """
-
-    def __init__(self) -> None:
-        self._restored: dict[str, Any] = {}
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["epoch_metrics"] = numbers_of_epoch(trainer)
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._restored = checkpoint.get("epoch_metrics", {})
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for name in self._restored.keys() - trainer.callback_metrics.keys():
-            pl_module.log(name, self._restored[name], sync_dist=trainer.world_size > 1)  # the same on all ranks
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._restored:  # Lightning resets only metrics that have been logged
-            for metric in pl_module.modules():
-                if isinstance(metric, Metric):
-                    metric.reset()
-        self._restored = {}
-
-    on_train_end = on_train_epoch_start
 
 
 class LearningRate(Callback):

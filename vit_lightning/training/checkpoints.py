@@ -118,10 +118,9 @@ class Checkpoints(Checkpoint):
                 text = f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept"
                 raise UserError(text) from OSError(f"{trial} was not written")
         self._saved_time = time.monotonic()
+        detours.call_after_batches(trainer, lambda: self._end_batch(trainer))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def _end_batch(self, trainer: Trainer) -> None:
         every_minutes, every_n_steps = self.settings.every_minutes, self.settings.every_n_steps
         if every_minutes is not None:
             is_late = time.monotonic() - self._saved_time >= 60.0 * every_minutes

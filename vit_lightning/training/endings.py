@@ -31,6 +31,7 @@ from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.lightning_detours import (
     awaited_worker,
+    call_after_batches,
     call_around_connection,
     end_other_ranks,
     frames_of_threads,
@@ -75,13 +76,14 @@ class StopOnSignal(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._installed.enter_context(noted(self._note))
+        call_after_batches(trainer, lambda: self._end_batch(trainer))
 
     def _note(self, number: int) -> None:
         if number == signal.SIGINT and not self._received and is_first():
             print("\nstopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
         self._received = self._received or number
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+    def _end_batch(self, trainer: Trainer) -> None:
         if self._agreed(trainer) and self.checkpoints.save_if_possible(trainer):
             self._exit(trainer)
 

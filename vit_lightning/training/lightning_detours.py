@@ -20,6 +20,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -43,7 +44,8 @@ def end_each_epoch_once(trainer: Trainer) -> None:
 def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_back: Callable[[], object]) -> None:
     """Calls hooks of an epoch's start where a run resumes inside it, which Lightning does not, then ``put_back``.
 
-    Where it resumes at the end of an epoch, ``put_back`` comes before Lightning calls the hooks of the next one.
+    Where it resumes at the end of an epoch, ``put_back`` comes before Lightning calls the hooks of the next one, and
+    what was logged in that epoch is forgotten.
 
     Proof: test_an_epoch_s_start_is_told_to_a_run_that_resumes_inside_it.
     """
@@ -55,6 +57,7 @@ def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_ba
         is_inside = loop.restarted_mid_epoch or loop.restarted_on_epoch_end
         if not is_inside:
             put_back()
+            trainer._logger_connector.reset_results()
         start()
         if is_inside:
             call_hooks()
@@ -65,13 +68,25 @@ def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_ba
 
 def call_after_training(trainer: Trainer, function: Callable[[], object]) -> None:
     """Calls a function after all hooks of the end of training: those of the module come after those of callbacks."""
-    end = trainer.fit_loop.on_run_end
+    _call_behind(trainer.fit_loop, "on_run_end", function)
+
+
+def call_after_batches(trainer: Trainer, function: Callable[[], object]) -> None:
+    """Calls a function after all hooks of the end of each batch of training, also that of the module.
+
+    Proof: test_what_a_module_does_at_the_end_of_a_batch_is_in_the_checkpoint.
+    """
+    _call_behind(trainer._logger_connector, "on_batch_end", lambda: trainer.training and function())
+
+
+def _call_behind(place: object, name: str, function: Callable[[], object]) -> None:
+    end = getattr(place, name)
 
     def call() -> None:
         end()
         function()
 
-    trainer.fit_loop.on_run_end = call  # type: ignore[method-assign]
+    setattr(place, name, call)
 
 
 def restore_in_words(trainer: Trainer) -> None:
@@ -311,19 +326,31 @@ def can_validate_again(trainer: Trainer) -> bool:
     return not trainer.should_stop and trainer._val_check_time_interval is None  # type: ignore[attr-defined]
 
 
-def numbers_of_epoch(trainer: Trainer) -> dict[str, Tensor]:
-    """Returns the training metrics of an epoch whose batches have all been trained; none within an epoch.
-
-    Lightning knows only metrics that were logged since the start of the process.
+def logged_so_far(trainer: Trainer) -> dict[str, Any]:
+    """Returns what Lightning has summed of the training's numbers in this epoch, as plain data.
 
     Proof: test_a_metric_is_that_of_the_whole_epoch.
     """
-    loop = trainer.fit_loop.epoch_loop
-    if not (trainer.training and loop._is_training_done):
-        return {}
-    _join_ranks(trainer, loop._results)
-    numbers = loop._results.metrics(on_step=False)["callback"]
-    return {name: torch.as_tensor(value).cpu() for name, value in numbers.items()}
+    found = {}
+    for key, entry in trainer.fit_loop.epoch_loop._results.items():
+        if not entry.has_reset:
+            meta = {name: value for name, value in vars(entry.meta).items() if name != "_sync"}
+            sync = entry.meta.sync.should, entry.meta.sync.rank_zero_only
+            found[key] = meta | {"reduce_fx": entry.meta.reduce_fx.__name__}, sync, entry.metric_state
+    return found
+
+
+def log_on(trainer: Trainer, earlier: dict[str, Any]) -> None:
+    """Lets the numbers of an epoch go on with what ``logged_so_far`` returned, or those of the module's metrics."""
+    metrics = dict(trainer.lightning_module.named_modules())
+    for key, (meta, (should, rank_zero_only), state) in earlier.items():
+        made = _Metadata(**meta)
+        made.sync = _Sync(_should=should, fn=trainer.strategy.reduce, rank_zero_only=rank_zero_only)
+        entry = trainer.fit_loop.epoch_loop._results[key] = _ResultMetric(made, is_tensor=bool(state))
+        vars(entry).update(state or {"value": metrics[str(made.metric_attribute)]})
+        for metric in (entry, *([] if state else [entry.value])):
+            metric._update_count = max(1, metric._update_count)  # else it warns that it was not updated
+    trainer._logger_connector._first_loop_iter = False  # in the first batch Lightning begins each number again
 
 
 def numbers_for_bar(trainer: Trainer, monitor: str) -> dict[str, float]:

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.training.callbacks import accumulated_in
-from vit_lightning.training.lightning_detours import begin_epoch_again
+from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far
 
 CANNOT_RESUME: dict[type[Callback], str] = {
     callbacks.ModelPruning: "its masks are in no checkpoint (prune the trained network, with torch.nn.utils.prune)",
@@ -47,10 +47,10 @@ class OwnState(Callback):
     """Callback that lets a run resume with callbacks and modules of the user's as they were.
 
     Checkpoints get the attributes that are plain data and have changed since the parts were made: of each callback
-    without a state of its own, and of the module and its parts, with what needs a gradient. Attributes of another kind
-    that may change are named. In a resumed run Lightning calls ``setup``, ``on_fit_start`` and ``on_train_start`` once
-    more, and ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside an epoch too, and none
-    of these hooks changes weights and optimizer, or those attributes.
+    without a state of its own, and of the module and its parts, with what needs a gradient, and what was logged in the
+    epoch. Attributes of another kind that may change are named. In a resumed run Lightning calls ``setup``,
+    ``on_fit_start`` and ``on_train_start`` once more, and ``on_train_epoch_start`` only at the start of an epoch. Here
+    that is called inside an epoch too, and none of these hooks changes weights and optimizer, or those attributes.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class OwnState(Callback):
             text = "in no checkpoint: if training changes it, a run that is killed and resumed ends in other weights"
             warnings.warn(f"{', '.join(sorted(new))}: {text} (give it state_dict and load_state_dict)", stacklevel=2)
         changed = {place: value for place, value in plain.items() if pickle.dumps(value) != self._made.get(place)}
-        torch.save(changed, packed := BytesIO())  # with the devices of its tensors
+        torch.save((changed, logged_so_far(trainer)), packed := BytesIO())  # with the devices of its tensors
         checkpoint["own_state"] = [packed.getvalue()] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(checkpoint["own_state"], packed.getvalue())
@@ -100,11 +100,12 @@ class OwnState(Callback):
             parts, (now, _) = {"trainer": trainer, **_parts(trainer)}, _attributes(trainer)
             device = trainer.strategy.root_device
             with torch.serialization.safe_globals(_OF_NUMPY):
-                kept = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
+                kept, logged = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
             made = {place: pickle.loads(value) for place, value in self._made.items()}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
                     setattr(parts[part], name, value)
+            log_on(trainer, logged)
 
         begin_epoch_again(trainer, call_hooks, put_back)
 
