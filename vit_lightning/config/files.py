@@ -117,6 +117,11 @@ def flatten(value: Any) -> Any:
     return flat
 
 
+def as_class(given: Any) -> Config:
+    """Returns what a flat config says of a class as a mapping, also where it is named alone."""
+    return given if isinstance(given, dict) else {} if given is None else {"class_path": given}
+
+
 def value_at(config: Any, key: str) -> Any:
     """Returns the value of a dotted option of a config, None if it has none."""
     for part in key.split("."):

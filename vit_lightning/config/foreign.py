@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from vit_lightning.config.files import Config, as_list
+from vit_lightning.config.files import Config, as_class, as_list
 from vit_lightning.config.names import HOMES, can_be_class, class_of
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.base import ImageData
@@ -46,7 +46,7 @@ def as_ours(config: Config, problems: list[str]) -> Config:
         schedule = {"interval": "epoch", **schedule}
     optimizer = config.get("optimizer") or {}
     if schedule is not None and isinstance(optimizer, (str, dict)):
-        optimizer = {"class_path": optimizer} if isinstance(optimizer, str) else optimizer
+        optimizer = as_class(optimizer)
         if "schedule" in optimizer:
             problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
         config["optimizer"] = {**optimizer, "schedule": schedule}
@@ -82,15 +82,13 @@ def of_the_module(config: Config, earlier: Config) -> Config:
     given, model = config.get("module"), config.get("model")
     if isinstance(model, dict) and "class_path" not in model and takes_no_network([earlier, config]):
         config = {name: value for name, value in config.items() if name != "model"}
-        named = {"class_path": given} if isinstance(given, str) else {}
-        config["module"] = {**model, **(given if isinstance(given, dict) else named)}
+        config["module"] = {**model, **as_class(given)}
     return config
 
 
 def takes_no_network(configs: Sequence[Config]) -> bool:
     """Whether the LightningModule of configs, the last one that names one, has its network itself."""
-    given = [config.get("module") for config in reversed(configs)]
-    names = (one.get("class_path") if isinstance(one, dict) else one for one in given)
+    names = (as_class(config.get("module")).get("class_path") for config in reversed(configs))
     kind = class_of(next(filter(None, names), None))
     return issubclass(kind, LightningModule) and "network" not in signature_of(kind).options
 
@@ -110,12 +108,12 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
     optimizer = {"class_path": optimizer} if isinstance(optimizer, str) and can_be_class(optimizer) else optimizer
     if lacks_optimizer(module) and isinstance(optimizer, dict) and optimizer.get("class_path") is not None:
         more["optimizer"] = {"schedule": "constant", **optimizer}
-    given, data = ({"class_path": one} if isinstance(one, str) else one for one in map(config.get, ("module", "data")))
-    named = data.get("class_path") if isinstance(data, dict) else data
+    given, data = as_class(config.get("module")), as_class(config.get("data"))
+    named = data.get("class_path")
     has_loaders = module.train_dataloader is not LightningModule.train_dataloader
     if has_loaders and (named is None or class_of(named) is module):
-        more["data"] = {**(data or {}), **given}
-    elif isinstance(given, dict) and "num_classes" in given and isinstance(data, dict):
+        more["data"] = {**data, **given}
+    elif "num_classes" in given:
         kind = class_of(data.get("class_path"))
         if issubclass(kind, LightningDataModule) and not issubclass(kind, ImageData):
             more["data"] = {"num_classes": given["num_classes"], **data}
@@ -129,7 +127,7 @@ def _monitored(trainer: Any) -> Config:
     """Returns monitor and mode of the first ``ModelCheckpoint`` that has a monitor; nothing without one."""
     callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
     for item in as_list(callbacks):
-        given = item if isinstance(item, dict) else {"class_path": item}
+        given = as_class(item)
         kind = class_of(given.get("class_path"), HOMES["Callback"])
         if issubclass(kind, ModelCheckpoint):
             known = {name: option.default for name, option in signature_of(kind).options.items()} | given

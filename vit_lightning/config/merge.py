@@ -10,7 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, flatten, read_config, value_at, word
+from lightning.pytorch import LightningDataModule
+
+from vit_lightning.config.files import (
+    ARGUMENTS,
+    Config,
+    as_class,
+    as_flag,
+    as_list,
+    flatten,
+    read_config,
+    value_at,
+    word,
+)
 from vit_lightning.config.foreign import as_ours, of_the_module, takes_no_network
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
@@ -20,10 +32,11 @@ from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
+from vit_lightning.data.wrapped import WrappedDataset
 from vit_lightning.errors import UserError
 from vit_lightning.models.presets import PRESETS, Preset
 from vit_lightning.models.vit import ViT
-from vit_lightning.sizes import pair
+from vit_lightning.sizes import pair, side
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.weights.describe import model_config
@@ -130,7 +143,8 @@ def merge_all(
         merged["experiment"] = Path(names[-1]).stem
     if initial is not None:
         initial = _with_its_images(initial, merged)
-    _check_split(first, merged)
+    if trained is not None:
+        trained = _for_its_data(trained, first, merged)
     if trained is not None and not trust:
         own = [key for config in sources if isinstance(config.get("data"), dict) for key in config["data"]]
         refuse_downloads(first.get("data"), own)
@@ -141,7 +155,7 @@ def _with_files(config: Config, folder: Path) -> Config:
     """Returns a flat config with the files that it names in place of groups: ``model: model.yaml``, as LightningCLI."""
     found = dict(config)
     for key in GROUPS:
-        given = config[key] if isinstance(config.get(key), dict) else {"class_path": config.get(key)}
+        given = as_class(config.get(key))
         if isinstance(name := given.get("class_path"), str) and name.endswith(CONFIG_FILES):
             more = {option: value for option, value in given.items() if option != "class_path"}
             found[key] = merge(read_config(folder / name, key), more)
@@ -186,7 +200,7 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
 
 def _in_their_place(dropped: Sequence[Dropped], given: Any) -> str:
     """Returns the defaults that hold where another class has options of the same names; empty for a preset."""
-    arguments: Config = given if isinstance(given, dict) else {"class_path": given}
+    arguments = as_class(given)
     kind = class_of(arguments.get("class_path"))
     options = {} if kind is object or arguments.get("preset") else signature_of(kind).options
     defaults = {one.name: options[one.name].default for one in dropped if one.name in {*options} - {*arguments}}
@@ -246,39 +260,64 @@ def _config_of_checkpoint(
 
 
 def _for_foreign(place: str, trained: Trained, sources: Sequence[Config]) -> tuple[list[Config], Trained]:
-    """Returns configs without a network, with data whose images are prepared as those of weights of others.
+    """Returns configs without a network, whose weights are those of others, with a sentence on what is not used.
 
     Args:
         place: the weights as the user names them.
-        trained: the weights; they come back with sentences on what was taken from either.
-        sources: configs, the last one of flags; what they say about images goes first.
+        trained: the weights.
+        sources: configs, the last one of flags.
     """
-    view = trained.checkpoint["test_view"]
     of_training = ("model", "module", "init_from", "lora", "freeze", "ema")
     unused = [name for name in of_training if any(config.get(name) for config in sources)]
-    sources = [_without(config, *of_training) for config in sources]
-    data: Config = functools.reduce(merge, (flatten(config.get("data")) or {} for config in sources), {})
-    if not data:
+    if not any(config.get("data") for config in sources):
         way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
         raise UserError(f"ckpt={place} is no run, whose images are known: give --config with data ({way_out})")
-    if view.get("multi_label"):
+    if trained.checkpoint["test_view"].get("multi_label"):
         raise UserError(f"ckpt={place} gives several labels an image, the data has one (lightning predict shows them)")
-    known = signature_of(class_of(data.get("class_path", DEFAULT_CLASSES["data"]))).options
-    size = facts_of_images({"image_size": parse_yaml(str(data.get("image_size")), "data.image_size")}).get("image_size")
-    view = view if size is None else for_size(view, pair(size))
-    of_images = {name: value for name, value in view.items() if name not in ("class_names", "in_channels")}
-    if "centre_share" in data:  # which would have no effect
-        of_images.pop("resize", None)
-    taken = {name: value for name, value in of_images.items() if name in known and name not in data}
-    shown = ", ".join(f"data.{name}={word(value)}" for name, value in taken.items())
     notes = [f"of the config, data, metrics and trainer are used; {', '.join(unused)} are not"] if unused else []
-    notes += [f"{shown} as in the source"] if taken else []
+    return [_without(config, *of_training) for config in sources], trained._replace(notes=(*trained.notes, *notes))
+
+
+def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
+    """Prepares images of another class of data as the model knows them, where the user says nothing else about them.
+
+    Args:
+        trained: the model; comes back with sentences on what was taken from either.
+        first: the config of its run, without data for weights of others.
+        merged: the config, which is changed.
+
+    Raises:
+        UserError: data of the same class is split so that the model is measured on images that it was trained on.
+    """
+    before, data = (as_class(config.get("data")) for config in (first, merged))
+    learned_from, name = (str(one.get("class_path", DEFAULT_CLASSES["data"])) for one in (before, data))
+    if before and is_same_class(learned_from, name):
+        seed, other = (str(one.get("split_seed", 0)) for one in (before, data))
+        if seed != other:
+            images = f"the model learned from split {seed}, and so from test images of this one"
+            raise UserError(f"data.split_seed={other}: {images}")
+        return trained
+    kind = class_of(name)
+    known = {*signature_of(kind).options}
+    known |= set() if issubclass(kind, LightningDataModule) else {*signature_of(WrappedDataset).options}
+    view = _without(trained.checkpoint.get("test_view") or {}, "class_names", "multi_label", *{"in_channels"} - known)
+    given = {name: parse_yaml(str(data[name]), f"data.{name}") for name in view if name in data}
+    facts = facts_of_images(given)
+    if "image_size" in view:
+        size = pair(view["image_size"])
+        view = for_size(view, pair(facts.get("image_size", size))) | {"image_size": side(size)}
+    if "centre_share" in data:  # which would have no effect
+        view.pop("resize", None)
+    taken = {name: value for name, value in view.items() if name in known and name not in data}
+    merged["data"] = {**data, **taken}
+    shown = ", ".join(f"data.{key}={word(value)}" for key, value in taken.items())
+    notes = [f"{shown} as in the source"] if taken else []
     notes += [
-        f"data.{name} is not that of the source, {word(value)}"
-        for name, value in of_images.items()
-        if name not in taken and word(data.get(name)) != word(value)
+        f"data.{key} is not that of the source, {word(value)}"
+        for key, value in view.items()
+        if key not in taken and (given | facts).get(key) != parse_yaml(word(value), key)
     ]
-    return [*sources, {"data": taken}], trained._replace(notes=(*trained.notes, *notes))
+    return trained._replace(notes=(*trained.notes, *notes))
 
 
 def _heads(sources: Sequence[Config]) -> Config | None:
@@ -341,8 +380,7 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     if not given or given[-1] in (None, "null"):
         return None, {}
     models = [config["model"] for config in sources if config.get("model")]
-    classes = [model.get("class_path") if isinstance(model, dict) else model for model in models]
-    named = [str(name) for name in classes if name is not None]
+    named = [str(name) for model in models if (name := as_class(model).get("class_path")) is not None]
     given_model: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
     attention = given_model.get("attention")
     heads = {"num_heads": given_model.get("num_heads")}
@@ -367,8 +405,7 @@ def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
         initial: the source; comes back with a sentence on what was taken from it.
         merged: the config, which is changed.
     """
-    given = merged.get("data")
-    data: Config = given if isinstance(given, dict) else {}
+    data = as_class(merged.get("data"))
     if not issubclass(class_of(data.get("class_path")), ImageSet):
         return initial
     taken = {name: value for name, value in initial.images.items() if data.get(name) is None}
@@ -379,21 +416,6 @@ def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
     if guessed:
         notes.append(f"{' and '.join(guessed)} as for most weights of {initial.usual}; nothing beside the file tells")
     return replace(initial, notes=(*initial.notes, *notes))
-
-
-def _check_split(trained: Config, given: Config) -> None:
-    """Refuses to measure a model on images that it was trained on."""
-    before, now = trained.get("data"), given.get("data")
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return
-    learned_from, given_class = (str(data.get("class_path", DEFAULT_CLASSES["data"])) for data in (before, now))
-    if not is_same_class(learned_from, given_class):
-        return
-    first, second = str(before.get("split_seed", 0)), str(now.get("split_seed", 0))
-    if first != second:
-        raise UserError(
-            f"data.split_seed={second}: the model learned from split {first}, and so from test images of this one"
-        )
 
 
 def merge(base: Config, config: Config, group: str = "", dropped: list[Dropped] | None = None) -> Config:
