@@ -212,24 +212,13 @@ class Model:
 
     def data(self, files: Sequence[Path | Image.Image], *, batch_size: int, num_workers: int = 0) -> ImageFiles:
         """Returns images as data whose batches are prepared for this model."""
-        facts = {"mean": self.mean, "std": self.std, "image_size": self.image_size}
-        if missing := [name for name, value in facts.items() if value is None]:
+        names = ("mean", "std", "image_size", "in_channels", "centre_share", "interpolation", "resize")
+        facts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        if missing := [name for name in names[:3] if facts[name] is None]:
             raise UserError(f"{self.place}: {', '.join(missing)} of its images: not known (give config={{...}})")
-        assert self.image_size is not None
         if self.in_channels not in (1, 3):
             raise UserError(f"{self.place} takes {self.in_channels} channels, which no image file has (give a tensor)")
-        data = ImageFiles(
-            class_names=self.class_names or [],
-            image_size=self.image_size,
-            in_channels=self.in_channels,
-            centre_share=self.centre_share,
-            mean=list(self.mean or ()),
-            std=list(self.std or ()),
-            batch_size=batch_size,
-            num_workers=num_workers,
-            interpolation=self.interpolation,
-            resize=self.resize,
-        )
+        data = ImageFiles(class_names=self.class_names or [], batch_size=batch_size, num_workers=num_workers, **facts)
         data.files = files
         return data
 
