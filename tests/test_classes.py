@@ -21,6 +21,7 @@ def match(model, data, classes=None):
         (["1", "2", "5"], ["5", "1"], [2, 0]),
         (["crane", "crane"], ["crane", "crane"], [0, 1]),
         (["crane", "crane", "owl"], ["owl"], [2]),
+        (["caf\u00e9", "zoo"], ["zoo", "cafe\u0301"], [1, 0]),
     ],
 )
 def test_labels_are_those_of_the_same_name(model, data, labels):

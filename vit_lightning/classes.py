@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vit_lightning.errors import UserError
 
@@ -29,6 +30,11 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return all(re.fullmatch(r"\d+", name) for name in names)
 
 
+def one_form(name: Any) -> Any:
+    """Returns a name in the form in which equal names are equal (NFC): macOS writes an accent as a character."""
+    return unicodedata.normalize("NFC", name) if isinstance(name, str) else name
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Returns names of classes sorted; by value where all are whole numbers, so that 2 comes before 10."""
     found = list(names)
@@ -51,7 +57,8 @@ def match_classes(model: Sequence[str] | None, data: Sequence[str], *, whose: st
     Raises:
         UserError: the data has classes that the model lacks, or names cannot tell which is which; names both lists.
     """
-    if model is not None and (list(model) == list(data) or _same_by_first_name(model, data)):
+    model, data = model and [*map(one_form, model)], [*map(one_form, data)]
+    if model is not None and (model == data or _same_by_first_name(model, data)):
         return Match(list(range(len(data))))
     both = (
         f"{ours} has the classes {listed(data)}; {whose} has {listed(model) if model else f'{classes} without names'}"

@@ -454,3 +454,23 @@ def test_labels_of_lists_are_read_as_text(tmp_path, labels):
     data = of(tmp_path, tmp_path, val_share=0.2)
     assert data.class_names == list(labels)
     assert data.source_splits()["test"].labels == [0] * 6 + [1] * 6
+
+
+@installed
+@pytest.mark.parametrize("missing", ["-1", "", -1, None])
+@pytest.mark.parametrize("kind", [".csv", ".parquet"])
+def test_a_training_image_without_a_label_is_refused_in_any_form(tmp_path, missing, kind):
+    given = {
+        "cat": missing,
+        "dog": "dog" if isinstance(missing, str) else 3,
+        "owl": "owl" if isinstance(missing, str) else 4,
+    }
+    rows(*THREE, labels=given).to_parquet(str(tmp_path / "train.parquet"))
+    if kind == ".csv":
+        (tmp_path / "train.parquet").unlink()
+        write_listed(tmp_path, *(f"{name}_{number}.png" for name in THREE for number in range(6)))
+        listed = (tmp_path / "metadata.csv").read_text()
+        (tmp_path / "metadata.csv").write_text(listed.replace(",cat", f",{'' if missing is None else missing}"))
+    with pytest.raises(UserError, match=r"label of train holds .* \(.*of training: (3, 4|dog, owl)\)") as error:
+        of(tmp_path, tmp_path, val_share=0.2).dataset("train")
+    assert "no label" in str(error.value)

@@ -48,6 +48,51 @@ def test_splits_come_from_folders_or_are_cut_from_training(tmp_path, splits, siz
     assert data.class_names == list(CLASSES)
 
 
+def test_a_folder_beside_training_is_no_split_by_a_part_of_its_name(tmp_path):
+    data = ImageFolder(root=make_folder(tmp_path, "train", "test_old"), image_size=8)
+    assert [len(files(data, split)) for split in ("train", "val", "test")] == [21, 3, 6]
+    assert data.notice == f"{tmp_path}: left out 1 folder test_old"
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+def test_what_programs_leave_is_no_class(tmp_path, split):
+    root = make_folder(tmp_path, split) / split
+    for name in ("__MACOSX", "@eaDir", ".ipynb_checkpoints", "cat/@eaDir"):
+        write_images(root / name, 2)
+    data = ImageFolder(root=tmp_path, image_size=8)
+    assert data.class_names == list(CLASSES)
+    assert sum(len(files(data, split)) for split in ("train", "val", "test")) == 30
+    assert data.notice == f"{tmp_path}: left out 1 folder @eaDir, 1 folder __MACOSX"
+
+
+def test_names_of_classes_are_equal_in_any_form_of_unicode(tmp_path):
+    for place, name in ("train", "caf\u00e9"), ("train", "cafe\u0301"), ("test", "cafe\u0301"), ("train", "bar"):
+        write_images(tmp_path / place / name, 10)
+    data = ImageFolder(root=tmp_path, image_size=8)
+    assert data.class_names == ["bar", "caf\u00e9"]
+    assert [data._source[split].labels for split in ("train", "test")] == [[0] * 10 + [1] * 20, [1] * 10]
+
+
+def test_what_holds_no_images_is_named_with_the_way_out(tmp_path):
+    root = make_folder(tmp_path, "train")
+    for name in ("train/ant/a.heic", "train/ant/b.heic", "train/bee"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).mkdir() if name == "train/bee" else (root / name).write_bytes(b"none")
+    with pytest.raises(UserError) as error:
+        ImageFolder(root=root).check()
+    for problem, what in zip(
+        error.value.problems, ("ant holds no images (left out 2 .heic)", "bee holds no images"), strict=True
+    ):
+        assert problem.startswith(f"root={root}: {root}/train/{what}: remove it, or put images there (.apng, ")
+    (tmp_path / "packed").mkdir()
+    for name in ("photos.zip", "more.tar.gz"):
+        (tmp_path / "packed" / name).write_bytes(b"none")
+    with pytest.raises(UserError, match=r"found 0 \(more\.tar\.gz, photos\.zip: unpack them\)"):
+        ImageFolder(root=tmp_path / "packed").check()
+    with pytest.raises(UserError, match=r"photos\.zip is not a folder \(unpack it\)"):
+        ImageFolder(root=tmp_path / "packed/photos.zip").check()
+
+
 def test_folders_that_are_numbers_are_classes_in_order_of_value(tmp_path):
     for number in range(12):
         write_images(tmp_path / "train" / str(number), 1, seed=number)
@@ -234,7 +279,7 @@ def test_bad_values_are_named_all_at_once(tmp_path):
 def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
     for name in names:
         make_folder(tmp_path / name)
-    with pytest.raises(UserError, match="no folder named train"):
+    with pytest.raises(UserError, match=r"has images of val and test, none of train \(ln -s"):
         ImageFolder(root=tmp_path).check()
 
 

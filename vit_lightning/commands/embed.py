@@ -127,9 +127,10 @@ def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
     elif source.path is not None and (folder := run_folder_of(source.path)) is not None:
         also_search(folder)
     data = make_data(source.config)
+    data.wanted = None if split == "train" else split
     try:
         data.check()
-        data.setup("test" if split == "test" else "fit")
+        data.setup({"val": "validate", "train": "fit"}.get(split, split))
     except UserError as error:
         raise UserError([f"data.{problem}" for problem in error.problems]) from error
     if note := data.take_classes(source.class_names, f"the model of ckpt={source.place}"):

@@ -79,6 +79,8 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
             say(report_test(folder, predictions.table, data))
         write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
     split: Split = "val" if stage == "validate" else "test"
+    if data.own_loaders and data.notice:
+        say(row("note", data.notice))
     if split in data.cut_splits:
         cut = f"cut from the training images by split_seed={data.split_seed}"
         say(row("images", f"{data.image_count(split):,} of {split}, {cut}"))

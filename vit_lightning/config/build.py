@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
@@ -23,7 +24,7 @@ from vit_lightning.config.check_values import (
     with_mode,
 )
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config
+from vit_lightning.config.files import Config, flatten, value_at
 from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
 from vit_lightning.config.merge import Merged, Trained
 from vit_lightning.config.names import find_class, near
@@ -85,7 +86,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     module = read_module(reader, config)
     if module is not WRONG:
         config = as_lightning_trains(config, module.target)
-    data_part, data, unread = _read_data(reader, with_class(config, "data", complete=merged.complete))
+    data_part, data, unread = _read_data(reader, with_class(config, "data", complete=merged.complete), command, merged)
     needs_data = not general.get("print_config")
     if needs_data:
         reader.problems += unread
@@ -254,19 +255,26 @@ def _read_settings(reader: Reader, key: str, config: Config) -> Any:
     return reader.part(Place(kind), given, key)
 
 
-def _read_data(reader: Reader, given: Any) -> tuple[Any, ImageData | None, list[str]]:
+def _read_data(reader: Reader, given: Any, command: str, merged: Merged) -> tuple[Any, ImageData | None, list[str]]:
     """Returns the data of a config, and makes it or says why its files cannot be read."""
     part = reader.part(Place(ImageData), given, "data")
     if (data := _made_data(reader, part)) is None:
         return part, None, []
+    if merged.trained is not None:
+        data.wanted = "val" if command == "validate" else "test"
+        checkpoint = merged.trained.checkpoint
+        root = value_at(flatten(checkpoint.get("config")), "data.root")
+        if root is None or Path(root).resolve() != Path(getattr(data, "root", "")).resolve():
+            data.learned = str(checkpoint.get("images"))
     before = len(reader.problems)
     with problems_of(reader, "data", part):
         data.check()
     if unread := reader.problems[before:]:
         del reader.problems[before:]
         return part, None, unread
-    with problems_of(reader, "data", part):
-        data.check_augment()
+    if data.wanted is None:
+        with problems_of(reader, "data", part):
+            data.check_augment()
     return replace(part, arguments={**part.arguments, **data.pinned()}), data, []
 
 

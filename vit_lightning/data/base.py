@@ -75,6 +75,10 @@ class ImageData(LightningDataModule):
     in_memory: bool | None = field(default=None, init=False)
     on_bad_image: OnBadImage = field(default="error", init=False)
     max_bad_share: float = field(default=0.05, init=False)
+    wanted: Split | None = field(default=None, init=False)
+    """The split that a command measures; None for one that trains."""
+    learned: str | None = field(default=None, init=False)
+    """Fingerprint of the images that the model learned from, where these lay elsewhere."""
 
     def __post_init__(self) -> None:
         super().__init__()

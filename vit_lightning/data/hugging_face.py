@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.classes import SHOWN, in_order
+from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
@@ -17,6 +17,8 @@ from vit_lightning.limits import refuse
 
 FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
 """Files that hold tables, each kind read where those before it are not there."""
+NO_LABEL = {-1, "-1", "", None}
+"""Values in the place of a label that is secret or missing."""
 
 
 def _content(table: Any, column: str, row: int) -> Path | bytes:
@@ -29,7 +31,11 @@ def _content(table: Any, column: str, row: int) -> Path | bytes:
 def _column(table: Any, column: str) -> list[Any]:
     """Returns a column of labels, with the names of the classes in place of their numbers."""
     names = dict(enumerate(getattr(table.features[column], "names", None) or ()))
-    return [names.get(value, value) for value in table.data.column(column).to_pylist()]
+    return [one_form(names.get(value, value)) for value in table.data.column(column).to_pylist()]
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r}, no label" if value in NO_LABEL else str(value)
 
 
 def _unreachable(settings: Any, path: str, revision: str | None) -> str:
@@ -87,17 +93,22 @@ class HuggingFaceSet(ImageSet):
 
     @property
     def _named(self) -> list[str]:
-        """Names of the classes of all tables for training, if any."""
-        features = [table.features[self.label_column] for table in self._tables["train"]]
-        return list(dict.fromkeys(name for one in features for name in getattr(one, "names", None) or ()))
+        """Names of the classes of all tables for training, if any; without training, of those that are needed."""
+        features = [table.features[self.label_column] for table in self._tables[self._first]]
+        return list(dict.fromkeys(one_form(name) for one in features for name in getattr(one, "names", None) or ()))
 
     @cached_property
     def _classes(self) -> list[Any]:
         """Names of the classes, else all training labels in order."""
-        values = {*self._values["train"]}
+        values = {*self._values[self._first]} - NO_LABEL
         if self._named or not all(isinstance(value, str) for value in values):
             return self._named or sorted(value for value in values if isinstance(value, int) and value >= 0)
         return in_order(values)
+
+    @property
+    def _first(self) -> Split:
+        """Split whose classes are those of the data: training, but for a test that reads none."""
+        return "train" if "train" in self._values else next(iter(self._values))
 
     def pinned(self) -> dict[str, Any]:
         return {} if self.revision is None else {"revision": self.revision}
@@ -105,7 +116,7 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        notes = [note] if (note := unseen(self._labels["train"], self.class_names)) else []
+        notes = [note] if (note := unseen(self._labels[self._first], self.class_names)) else []
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
@@ -126,6 +137,7 @@ class HuggingFaceSet(ImageSet):
                 one = f"an image has one label, a number or a text (choose {choices}, or give a Dataset of your own)"
                 problems.append(f"{place}label_column={self.label_column} of {split} holds {label}: {one}")
         refuse(dict.fromkeys(problems))
+        self.needed(self._tables)
 
     @cached_property
     def _tables(self) -> dict[Split, list[Any]]:
@@ -162,8 +174,8 @@ class HuggingFaceSet(ImageSet):
             raise UserError(f"path={self.path} {here}, and the hub cannot be reached ({why})") from fault
         tables = builder.as_dataset()
         named, problems = by_split(tables)
-        if "train" not in named:
-            problems.append(f"no split is named train (there are {', '.join(tables)})")
+        if not named:
+            problems.append(f"no split is named train or test (there are {', '.join(tables)})")
         refuse(problems, prefix=f"path={self.path}: ")
         return {split: [tables[name]] for split, name in named.items()}
 
@@ -228,8 +240,8 @@ class HuggingFaceSet(ImageSet):
         problems = [
             f"{' and '.join(f)} hold images of {split} (give data.path one)" for split, f in folders.items() if f[1:]
         ]
-        if found and (odd or "train" not in found):
-            beside = f"{odd[0]} says none of train, val and test" if odd else "there are no images of train"
+        if found and odd:
+            beside = f"{odd[0]} says none of train, val and test"
             problems.append(f"{beside}, beside {', '.join(map(str, found))}, in its name or its folder's")
         refuse(problems, prefix=f"path={self.path}: ")
         return {split: [*of] for split, of in found.items() if split} or {"train": [*paths]}
@@ -243,7 +255,7 @@ class HuggingFaceSet(ImageSet):
             for split, tables in self._tables.items()
         }
         # on the hub, -1 stands for the secret labels of a test: as if the split were not there
-        return {split: some for split, some in values.items() if split == "train" or {*some} - {-1, "-1", None}}
+        return self.needed({split: some for split, some in values.items() if split == "train" or {*some} - NO_LABEL})
 
     @cached_property
     def _labels(self) -> dict[Split, list[int]]:
@@ -253,7 +265,7 @@ class HuggingFaceSet(ImageSet):
         odd = {split: {*values} - {*places} for split, values in self._values.items()}
         refuse(
             f"path={self.path}: label_column={self.label_column} of {split} holds "
-            f"{', '.join(sorted(map(str, some))[:SHOWN])} (labels are whole numbers from 0 on or texts, and those "
+            f"{', '.join(sorted(map(_shown, some))[:SHOWN])} (labels are whole numbers from 0 on or texts, and those "
             f"of training: {', '.join(self.class_names[:SHOWN])})"
             for split, some in odd.items()
             if some

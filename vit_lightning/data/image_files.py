@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vit_lightning.classes import in_order
+from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
-from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of
+from vit_lightning.data.image_set import LEFT_BEHIND, ImageSet, by_split, files_in, is_seen, split_of
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
@@ -27,19 +27,31 @@ from vit_lightning.sizes import pair
 
 SEEN_FILES = 10_000
 """Most files of a folder whose ends are read before a training, in 0.2 s where they are in the disk's cache."""
+ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 DAMAGED = -1
 """Label of an image that could not be decoded."""
 
 
-def _class_folders(folder: Path) -> list[str]:
-    return [entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+def _class_folders(folder: Path) -> dict[str, list[Path]]:
+    """Returns the folders in a folder by their names, of which several may be equal in another form (``one_form``)."""
+    found: dict[str, list[Path]] = {}
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and is_seen(entry.name):
+            found.setdefault(one_form(entry.name), []).append(entry)
+    return found
 
 
 def _inside(folder: Path, split: Split) -> Path:
     """Returns the folder that holds a split alone in others of its name, as archives have it."""
-    while len(inner := _class_folders(folder)) == 1 and (split_of(inner[0]) == split or inner[0] == folder.name):
+    while len(inner := [*_class_folders(folder)]) == 1 and (split_of(inner[0]) == split or inner[0] == folder.name):
         folder /= inner[0]
     return folder
+
+
+def _packed(folder: Path) -> str:
+    """Returns a hint on archives in a folder; empty where there are none."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in ARCHIVES)
+    return f" ({', '.join(names[:SHOWN])}: unpack {'it' if len(names) == 1 else 'them'})" if names else ""
 
 
 def images_in(folder: Path, left_out: Counter[str] | None = None) -> Iterator[Path]:
@@ -83,74 +95,85 @@ class ImageFolder(ImageSet):
             UserError: names folders whose split is ambiguous, or a root that is no folder.
         """
         if not self.root.is_dir():
-            raise UserError(f"root={self.root} is not a folder")
-        named, problems = by_split(sorted(_class_folders(self.root)))
-        if named and "train" not in named:
-            link = f"ln -s FOLDER {self.root / 'train'}, where it has another name"
-            problems.append(f"{', '.join(named.values())} beside no folder named train ({link})")
-        folders = {split: _inside(self.root / name, split) for split, name in named.items()}
+            packed = " (unpack it)" if self.root.is_file() and self.root.suffix.lower() in ARCHIVES else ""
+            raise UserError(f"root={self.root} is not a folder{packed}")
+        inside = _class_folders(self.root)
+        named, problems = by_split(inside)
+        folders = {split: _inside(inside[named[split]][0], split) for split in SPLITS if split in named}
         folders = {split: folder for split, folder in folders.items() if split == "train" or _class_folders(folder)}
         if len({folder.resolve() for folder in folders.values()}) < len(folders):
             problems.append(f"two of {', '.join(map(str, folders.values()))} are the same folder")
         refuse(problems, prefix=f"root={self.root}: ")
-        return folders or {"train": self.root}
+        if folders:
+            link = self.root / (self.wanted or "train")
+            return self.needed(folders, f" (ln -s FOLDER {link}, where it has another name)")
+        return {self.wanted if self.wanted and self._are_others() else "train": self.root}
+
+    def _are_others(self) -> bool:
+        """Whether the images lie elsewhere than those that the model learned from, and are no copy of them."""
+        try:
+            return self.learned is not None and self.learned != replace(self, in_memory=False).fingerprint()
+        except UserError:  # too few to be cut
+            return True
 
     @cached_property
     def class_names(self) -> list[str]:
-        folder = self._folders["train"]
-        names = in_order(_class_folders(folder))
-        if len(names) < 2:
-            raise UserError(
-                f"root={self.root}: {folder} must hold at least two folders, one for each class, found {len(names)}"
-            )
+        folder, *_ = self._folders.values()
+        names, least = in_order(_class_folders(folder)), 1 if self.wanted else 2
+        if len(names) < least:
+            text = f"must hold at least two folders, one for each class, found {len(names)}"
+            raise UserError(f"root={self.root}: {folder} {text}{_packed(self.root)}")
         return names
 
     @property
     def notice(self) -> str:
         notes = [f"{self.root}: {text}"] if (text := in_words(self._images[1])) else []
         root = self.root.absolute()
-        named = by_split(sorted(_class_folders(root.parent)))[0].values()
-        if self._folders["train"] == self.root and root.name in named and len(named) > 1:
+        named = by_split(_class_folders(root.parent))[0].values()
+        split = next((split for split, folder in self._folders.items() if folder == self.root), None)
+        if split == "train" and root.name in named and len(named) > 1:
             beside = [name for name in named if name != root.name]
             notes.append(
                 f"data.root={self.root}: validation and test images are cut from it; {', '.join(beside)} beside it "
                 f"would be used with --data.root={self.root.parent}"
             )
+        elif split not in (None, "train"):
+            notes.append(f"data.root={self.root} has no folders of splits: all of its images are taken as {split}")
         return "; ".join(notes)
 
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""
-        names = self.class_names
-        problems = [
-            f"root={self.root}: {folder / name} is a class that is not in training"
-            for folder in self._folders.values()
-            for name in sorted({*_class_folders(folder)} - {*names})
-        ]
-        problems += [
-            f"root={self.root}: {folder / name} holds no images ({', '.join(sorted(suffixes()))})"
-            for folder in self._folders.values()
-            for name in names
-            if (folder / name).is_dir() or folder == self._folders["train"]
-            if not any(images_in(folder / name))
-        ]
+        names, problems = self.class_names, []
+        for folder in self._folders.values():
+            for name, places in _class_folders(folder).items():
+                left_out: Counter[str] = Counter()
+                if name not in names:
+                    problems.append(f"root={self.root}: {places[0]} is a class that is not in training")
+                elif not any(image for place in places for image in images_in(place, left_out)):
+                    other = f" ({in_words(left_out)})" if left_out else ""
+                    way_out = f"remove it, or put images there ({', '.join(sorted(suffixes()))})"
+                    problems.append(f"root={self.root}: {places[0]} holds no images{other}: {way_out}")
         refuse(problems)
 
     @cached_property
     def _images(self) -> tuple[dict[Split, list[list[Path]]], Counter[str]]:
         """Images of each class of each split, and what is left out."""
         left_out: Counter[str] = Counter()
-        images = {
-            split: [sorted(images_in(folder / name, left_out)) for name in self.class_names]
-            for split, folder in self._folders.items()
-        }
-        for folder in self._folders.values():
-            loose = [path for path in folder.iterdir() if not path.is_dir() and path.name[0] != "."]
+        images = {}
+        for split, folder in self._folders.items():
+            classes = _class_folders(folder)
+            places = [classes.get(name, []) for name in self.class_names]
+            images[split] = [sorted(path for one in of for path in images_in(one, left_out)) for of in places]
+            loose = [path for path in folder.iterdir() if not path.is_dir() and is_seen(path.name)]
             left_out.update(f"{path.suffix.lower() or 'file'} beside the class folders" for path in loose)
-        if self._folders["train"] != self.root:
-            used = {folder.relative_to(self.root).parts[0] for folder in self._folders.values()}
-            for name in {*_class_folders(self.root)} - used:
-                is_split = split_of(name, whole=False) is not None and not _class_folders(self.root / name)
-                left_out[f"folder {name}{' without class folders' * is_split}"] += 1
+        for folder in {self.root, *self._folders.values()}:
+            left_out.update(f"folder {path.name}" for path in folder.iterdir() if path.name in LEFT_BEHIND)
+        if self.root not in self._folders.values():
+            named = by_split(inside := _class_folders(self.root))[0].values()
+            for name in inside:
+                is_split = split_of(name, whole=False) is not None and not _class_folders(inside[name][0])
+                if is_split or name not in named:
+                    left_out[f"folder {name}{' without class folders' * is_split}"] += 1
         return images, left_out
 
     def source_splits(self) -> dict[Split, Encoded]:

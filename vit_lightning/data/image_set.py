@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import Dataset
 
@@ -19,9 +19,11 @@ from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.images import DecodedImages, keep_if_small
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
+from vit_lightning.errors import UserError
 from vit_lightning.limits import problems_of
 from vit_lightning.sizes import covers, pair
 
+T = TypeVar("T")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
@@ -32,6 +34,16 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 """Names of a split in folders, files and sets of the hub: in any case, with or without ``BESIDE`` and digits."""
 BESIDE = {"", "seg", "data", "image", "images", "img", "imgs", "split"}
 """Words beside the name of a split, as in ``seg_train``, ``test-set`` or ``train_images``."""
+LEFT_BEHIND = {
+    "__MACOSX",
+    "@eaDir",
+    "__pycache__",
+    "lost+found",
+    "#recycle",
+    "$RECYCLE.BIN",
+    "System Volume Information",
+}
+"""Folders that archives of macOS, file servers, Python and disks leave, in which nothing is meant."""
 
 
 def split_of(name: str, *, whole: bool = True) -> Split | None:
@@ -41,21 +53,26 @@ def split_of(name: str, *, whole: bool = True) -> Split | None:
         name: of a folder, a file or a split.
         whole: whether other words than those of ``BESIDE`` make it another name, such as that of a class.
     """
-    words = {word.removesuffix("set") for word in re.findall("[a-z]+", name.lower())}
+    words = _words(name)
     found = {split: words & {*names} for split, names in SPLIT_NAMES.items()}
     meant = [split for split, there in found.items() if there]
     rest = words.difference(BESIDE, *found.values())
     return meant[0] if len(meant) == 1 and not (whole and rest) else None
 
 
+def _words(name: str) -> set[str]:
+    return {word.removesuffix("set") for word in re.findall("[a-z]+", name.lower())}
+
+
 def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
     """Returns which of some names mean a split, and what is wrong where two mean the same.
 
-    Names such as ``signs_train`` and ``signs_test`` mean splits where all others do, and one of them training.
+    Names such as ``signs_train`` and ``signs_test`` mean splits where all do, beside equal words, and one is training.
     """
     names = list(names)
     loosely = {split_of(name, whole=False): name for name in names}
-    if len(loosely) == len(names) and None not in loosely and "train" in loosely:
+    beside = {frozenset(_words(name).difference(BESIDE, *SPLIT_NAMES.values())) for name in names}
+    if len(loosely) == len(names) and None not in loosely and "train" in loosely and len(beside) == 1:
         return {split: name for split, name in loosely.items() if split}, []
     found: dict[Split, list[str]] = {}
     for name in names:
@@ -72,14 +89,19 @@ def unseen(labels: Iterable[int], names: Sequence[str]) -> str:
     return f"no training image is of {', '.join(empty[:SHOWN])} ({len(empty)} of {len(names)} classes)" if empty else ""
 
 
+def is_seen(name: str) -> bool:
+    """Whether a file or folder is neither hidden nor one that programs leave in a folder."""
+    return not name.startswith(".") and name not in LEFT_BEHIND
+
+
 def files_in(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder and its subfolders, but for hidden ones; follows links, into each folder once."""
+    """Yields the files in a folder and its subfolders that ``is_seen``; follows links, into each folder once."""
     seen = {str(parent) for parent in folder.resolve().parents}  # a link may lead back
     for place, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
-        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [] if real in seen else sorted(filter(is_seen, folders))
         if real not in seen:
-            yield from (Path(place, name) for name in files if not name.startswith("."))
+            yield from (Path(place, name) for name in files if is_seen(name))
         seen.add(real)
 
 
@@ -101,7 +123,24 @@ class SplitData(ImageData):
 
     @abstractmethod
     def source_splits(self) -> dict[Split, Any]:
-        """Returns the splits that the source has, with training among them: each has ``labels`` and ``part``."""
+        """Returns the splits of the source that are ``needed``: each has ``labels`` and ``part``."""
+
+    def needed(self, found: dict[Split, T], way_out: str = "") -> dict[Split, T]:
+        """Returns what a source has for the splits that a command needs: a test reads no training images.
+
+        Validation may be compared with training, and keeps it where it is there.
+
+        Raises:
+            UserError: neither the one split that is needed is there nor training, from which it would be cut.
+        """
+        wanted = self.wanted
+        if wanted in found and (wanted == "test" or "train" not in found):
+            return {wanted: found[wanted]}
+        if "train" not in found:
+            lacking = " or ".join(dict.fromkeys(filter(None, (wanted, "train"))))
+            named = self.place.removeprefix("data.")
+            raise UserError(f"{named} has images of {' and '.join(found)}, none of {lacking}{way_out}")
+        return found
 
     @cached_property
     def _source(self) -> dict[Split, Any]:
@@ -110,11 +149,17 @@ class SplitData(ImageData):
     @cached_property
     def _splits(self) -> dict[Split, Any]:
         shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
-        missing = {split: share for split, share in shares.items() if split not in self._source}
-        if not missing:
+        used = shares if self.wanted != "test" else ("test",)
+        missing = {split: shares[split] for split in used if split not in self._source}
+        if not missing or "train" not in self._source:
             return self._source
         train = self._source["train"]
-        parts = cut_missing([int(label) for label in train.labels], missing, self.split_seed)
+        try:
+            parts = cut_missing([int(label) for label in train.labels], missing, self.split_seed)
+        except UserError:
+            if self.wanted not in self._source:
+                raise
+            return {self.wanted: self._source[self.wanted]}
         return self._source | {split: train.part(indices) for split, indices in parts.items()}
 
     @property
@@ -187,6 +232,8 @@ class ImageSet(SplitData):
         return {**super().test_view(), **other}
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
+        if split not in self._splits:  # as a probe may ask for
+            raise UserError(f"{self.place} has no images of {split}")
         dataset = DecodedImages(
             encoded=self._splits[split],
             image_size=pair(self.image_size),

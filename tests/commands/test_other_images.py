@@ -1,0 +1,201 @@
+"""A trained model on images that lie elsewhere: seen as those of its run, and of the one split that is needed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensors import write_parquet
+
+from vit_lightning import UserError
+from vit_lightning.cli import main
+from vit_lightning.commands.embed import embed
+from vit_lightning.commands.fit import fit
+from vit_lightning.commands.trained import evaluate, predict
+from vit_lightning.config.resolve import resolve
+
+SHADES = {"cat": 60, "dog": 130, "owl": 200}
+VIEW = {
+    "image_size": [12, 16],
+    "mean": [0.3, 0.4, 0.6],
+    "std": [0.3, 0.2, 0.25],
+    "interpolation": "fast_bilinear",
+    "centre_share": 0.75,
+}
+FLAGS = [
+    *(
+        "--data=ImageFolder",
+        "--data.root=images",
+        *(f"--data.{name}={json.dumps(value)}" for name, value in VIEW.items()),
+    ),
+    *(
+        "--data.min_area=1",
+        "--data.num_workers=0",
+        "--data.batch_size=8",
+        "--model.patch_size=4",
+        "--model.emb_size=32",
+    ),
+    *("--model.depth=1", "--model.num_heads=2", "--optimizer.lr=0.003", "--optimizer.warmup_epochs=0"),
+    *("--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--wandb.mode=disabled"),
+]
+OWN = """
+from pathlib import Path
+from PIL import Image
+from torch.utils.data import Dataset
+
+class Files(Dataset):
+    classes = ["cat", "dog", "owl"]
+    def __init__(self, split="train"):
+        self.files = sorted(Path("images", {"valid": "val"}.get(split, split)).rglob("*.png"))
+    def __len__(self):
+        return len(self.files)
+    def __getitem__(self, index):
+        image = Image.open(self.files[index])
+        left, upper = (round(side / 8) for side in image.size)
+        return image.crop((left, upper, image.width - left, image.height - upper)), index // (len(self) // 3)
+"""
+
+
+def draw(folder: str, count: int, seed: int = 0) -> None:
+    """Noisy images in class folders, of a shape of their own."""
+    draw = np.random.default_rng(seed)
+    for name, shade in SHADES.items():
+        Path(folder, name).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = shade + draw.integers(-60, 60, (24, 32, 3)) + draw.integers(-60, 60)
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(Path(folder, name, f"{seed}_{number}.png"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for seed, (split, count) in enumerate({"train": 16, "val": 4, "test": 8}.items()):
+            draw(f"images/{split}", count, seed)
+        Path("own.py").write_text(OWN)
+        return folder, fit(resolve([*FLAGS, "--out=run"]))
+
+
+@pytest.fixture
+def control(trained, tmp_path, monkeypatch):
+    """Results of a run in the working folder with its images."""
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return trained[1]
+
+
+def measure(*flags, stage="test"):
+    return evaluate(resolve(["--ckpt=run", *flags, f"--out={stage}ed"], stage), stage)
+
+
+def rows_of(file):
+    return list(csv.reader(Path(file).read_text().splitlines()))[1:]
+
+
+def counted(folder):
+    return sum(int(row[1]) for row in rows_of(f"{folder}/classes.csv"))
+
+
+def test_another_class_of_data_shows_the_model_the_same_images(control, capsys):
+    pytest.importorskip("datasets")
+    for split in ("val", "test"):
+        write_parquet(Path(f"hf/{split}.parquet"), Path("images", split))
+    flags = ["--data.class_path=HuggingFaceSet", "--data.path=hf"]
+    for stage, split in ("test", "test"), ("validate", "val"):
+        found = measure(*flags, stage=stage)
+        assert found[f"{split}/acc"] == control[f"{split}/acc"]
+        assert found[f"{split}/loss"] == pytest.approx(control[f"{split}/loss"], abs=1e-6)
+    assert "data.image_size=[12, 16]" in capsys.readouterr().out
+    for given in ([], flags):
+        predict(resolve(["--ckpt=run", *given, f"--out=predicted{len(given)}"], "predict"))
+    assert rows_of("predicted2/predictions.csv") == rows_of("predicted0/predictions.csv")
+    Path("data.yaml").write_text("data: {class_path: HuggingFaceSet, init_args: {path: hf, num_workers: 0}}\n")
+    Path("name.yaml").write_text("data: HuggingFaceSet\n")
+    for given in ["--config=data.yaml"], ["--config=name.yaml", "--data.path=hf"]:
+        view = resolve(["--ckpt=run", *given], "test").data.test_view()
+        assert {name: view[name] for name in VIEW} == VIEW
+
+
+def test_what_a_dataset_of_the_users_own_cannot_take_or_the_user_gives_is_said(control):
+    tested = resolve(["--ckpt=run", "--data=own.Files"], "test")
+    found = tested.data.test_view()
+    assert [found[name] for name in ("image_size", "mean", "std")] == [[12, 16], [0.3, 0.4, 0.6], [0.3, 0.2, 0.25]]
+    assert [note for note in tested.trained.notes if "not that of" in note] == [
+        "data.centre_share is not that of the source, 0.75",
+        "data.interpolation is not that of the source, fast_bilinear",
+    ]
+    flags = ["--data.mean=[0, 0, 0]", "--data.std=[0.3, 0.20, 0.25]", "--data.image_size=[12, 16]"]
+    given = resolve(["--ckpt=run", "--data=own.Files", *flags], "test")
+    assert given.data.mean == (0, 0, 0)
+    assert {*given.trained.notes} - {*tested.trained.notes} == {
+        "data.in_channels=3 as in the source",
+        "data.mean is not that of the source, [0.3, 0.4, 0.6]",
+    }
+
+
+@pytest.mark.parametrize("name", ["Testing", "test"])
+def test_a_test_needs_no_other_split(name, control):
+    shutil.move("images/test", f"there/{name}")
+    found = measure("--data.root=there")
+    assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-6)
+    shutil.copytree(Path("there", name), "there/train")  # of which no split can be cut
+    for image in Path("there/train").rglob("*.png"):
+        image.unlink()
+    shutil.rmtree("tested")
+    assert measure("--data.root=there")["test/loss"] == found["test/loss"]
+    assert main(["validate", "--ckpt=run", "--data.root=there"]) == 2
+
+
+def test_a_validation_needs_no_other_split_and_a_training_its_own(control, capsys):
+    shutil.move("images/val", "there/dev")
+    assert measure("--data.root=there", stage="validate")["val/loss"] == pytest.approx(control["val/loss"], abs=1e-6)
+    assert main(["test", "--ckpt=run", "--data.root=there"]) == 2
+    assert (
+        "data.root=there has images of val, none of test or train (ln -s FOLDER there/test" in capsys.readouterr().err
+    )
+    assert main(["fit", *FLAGS, "--data.root=there"]) == 2
+    assert "data.root=there has images of val, none of train (ln -s FOLDER there/train" in capsys.readouterr().err
+
+
+def test_a_table_of_test_images_alone_is_tested(control, capsys):
+    pytest.importorskip("datasets")
+    write_parquet(Path("hf/test.parquet"), Path("images/test"))
+    found = measure("--data=HuggingFaceSet", "--data.path=hf")
+    assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-6)
+    assert main(["validate", "--ckpt=run", "--data=HuggingFaceSet", "--data.path=hf"]) == 2
+    assert "data.path=hf has images of test, none of val or train" in capsys.readouterr().err
+
+
+def test_other_class_folders_without_splits_are_tested_as_a_whole(control, capsys):
+    found = measure("--data.root=images/test")
+    assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-6)
+    assert counted("tested") == 24
+    text = "data.root=images/test has no folders of splits: all of its images are taken as test"
+    assert text in capsys.readouterr().out
+    shutil.copytree("images/test/cat", "one/cat")
+    assert len(resolve(["--ckpt=run", "--data.root=one"], "test").data.dataset("test")) == 8
+
+
+def test_images_of_the_training_are_not_tested_as_others_wherever_they_lie(control):
+    fit(resolve([*FLAGS, "--data.root=images/train", "--out=flat"]))
+    here = resolve(["--ckpt=flat"], "test").data.dataset("test")
+    shutil.move("images/train", "moved")
+    there = resolve(["--ckpt=flat", "--data.root=moved"], "test").data.dataset("test")
+    assert len(here) == 10
+    assert [Path(there.name(index)).name for index in range(10)] == [Path(here.name(index)).name for index in range(10)]
+    draw("moved", 1, seed=9)
+    assert len(resolve(["--ckpt=flat", "--data.root=moved"], "test").data.dataset("test")) == 51
+
+
+def test_features_of_a_split_need_no_other(control):
+    shutil.rmtree("images/train")
+    assert len(np.load(embed(ckpt="run", out=Path("e.npz")))["label"]) == 24
+    assert len(np.load(embed(ckpt="run", out=Path("f.npz"), split="val"))["label"]) == 12
+    with pytest.raises(UserError, match=r"root=images has images of val and test, none of train"):
+        embed(ckpt="run", out=Path("g.npz"), split="train")
