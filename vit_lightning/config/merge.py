@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from vit_lightning.config.files import (
     ARGUMENTS,
@@ -299,7 +299,8 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
         return trained
     kind = class_of(name)
     known = {*signature_of(kind).options}
-    known |= set() if issubclass(kind, LightningDataModule) else {*signature_of(WrappedDataset).options}
+    is_module = issubclass(kind, LightningDataModule | LightningModule)
+    known |= set() if is_module else {*signature_of(WrappedDataset).options}
     view = _without(trained.checkpoint.get("test_view") or {}, "class_names", "multi_label", *{"in_channels"} - known)
     given = {name: parse_yaml(str(data[name]), f"data.{name}") for name in view if name in data}
     facts = facts_of_images(given)
