@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from vit_lightning import to_reference
 from vit_lightning.weights import FAMILIES
+from vit_lightning.weights.describe import canonical_state, describe
 from vit_lightning.weights.options import OPTIONS, build
+from vit_lightning.weights.tables import find_names, to_theirs
 
 CONFIGS = {
     "timm": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
@@ -21,6 +22,15 @@ CONFIGS = {
         "num_classes": 5,
     },
     "hf": {
+        "image_size": 8,
+        "patch_size": 4,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "num_labels": 5,
+    },
+    "deit": {
         "image_size": 8,
         "patch_size": 4,
         "hidden_size": 16,
@@ -144,8 +154,11 @@ def fresh(family, layout=None, **more):
     with torch.no_grad():
         for weight in vit.parameters():
             weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
-    state, _ = to_reference(vit, family=family, layout=layout)
-    return vit.eval(), state, config
+    options, ours = describe(vit), canonical_state(vit)
+    names = table.names(options, {**table.layout_for(options), **(layout or {})})
+    state = to_theirs(ours, find_names(ours, names))
+    extra = table.extra(options, table.layout_for(options))
+    return vit.eval(), state | {name: torch.empty(shape) for name, shape in extra.items()}, config
 
 
 def randomise(network, seed=0):

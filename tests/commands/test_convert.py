@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from references import CONFIGS, fresh
+from references import fresh
 from safetensors.torch import load_file
 
 from vit_lightning.cli import main
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.weights import from_reference
+from vit_lightning.weights.convert import WRITTEN
 from vit_lightning.weights.files import FORMATS, write_tensors
 from vit_lightning.weights.sources import open_source
 
@@ -34,7 +35,7 @@ def read(path):
     return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize(("number", "family"), list(enumerate(CONFIGS)))
+@pytest.mark.parametrize(("number", "family"), list(enumerate(WRITTEN)))
 def test_a_file_of_a_family_is_written_again_bit_for_bit(number, family, in_folder, capsys):
     first, last = (Path(f"{name}{SUFFIXES[(number + shift) % 3]}") for shift, name in enumerate("ab"))
     _, state = written(family, first)

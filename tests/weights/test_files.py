@@ -150,7 +150,6 @@ HOSTILE = {
     "a pickle": (lambda: pickle.dumps(Evil()), "no file of torch.save|more than tensors"),
     "objects of numpy": (objects, "Object arrays cannot be loaded"),
     "a compressed checkpoint": (compressed, "compressed, which torch.save never does"),
-    "a file that grows": (lambda: array((2**29,), 2**31), "grows too large"),
     "an array that says more than it has": (lambda: array((10**12,)), "EOF|Unable to allocate"),
     "a huge header": (lambda: struct.pack("<Q", 2**60) + b"{" + bytes(64), "safetensors"),
     "a header that lies": (
@@ -159,8 +158,6 @@ HOSTILE = {
         ),
         "safetensors",
     ),
-    "a view that grows": (lambda: saved({"a": torch.ones(1).expand(2**40)}), "no tensor whose numbers are in the file"),
-    "a tensor without numbers": (lambda: saved({"a": torch.empty(3, device="meta")}), "no tensor whose numbers"),
     "half a file": (lambda: saved(WEIGHTS)[:400], "was cut short"),
     "half an old file": (lambda: saved(WEIGHTS, _use_new_zipfile_serialization=False)[:300], "cannot be read"),
     "a program": (program, "cannot be read"),

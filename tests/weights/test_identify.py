@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from functools import cache
 
 import pytest
 import torch
-from references import CONFIGS, MORE, TIMM, TIMM_CONFIGS, fresh, randomise
+from references import fresh
 from runs import SHARED
-from safetensors.torch import save_file
-from torch import nn
 
 from vit_lightning import RotaryAttention, SeparateAttention, UserError, ViT
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
-from vit_lightning.weights.describe import model_config
+from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, read_weights
 from vit_lightning.weights.identify import identify
-
-UNTOLD = ("num_heads", "num_attention_heads", "global_pool", "fc_norm", "act_layer", "norm_layer", "init_values")
-UNTOLD += ("pool_include_prefix", "pool", "ista", "dim_head", "qk_scale", "attention_variant", "drop_path_rate")
-UNTOLD += ("hidden_act", "embed_norm_layer")
+from vit_lightning.weights.options import OPTIONS, build
+from vit_lightning.weights.tables import find_names, to_theirs
 
 
 def images(*shape):
@@ -54,39 +49,6 @@ def check_config(vit, *shape):
     network, vit = network.double(), vit.double()
     with torch.no_grad():
         assert torch.equal(network(images(*shape)), vit(images(*shape)))
-
-
-NEW_PARTS = ("rectangles", "max with prefix", "map", "qk norm, rms", "attention and mlp norm", "patch norm")
-CASES = [*((family, {}) for family in CONFIGS), *MORE]
-CASES += [("timm", {**TIMM_CONFIGS[name], "depth": 1}) for name in NEW_PARTS]
-CASES += [
-    pytest.param("timm", {**options, "depth": 1}, marks=pytest.mark.full)
-    for name, options in TIMM_CONFIGS.items()
-    if name not in NEW_PARTS
-]
-
-
-@pytest.mark.parametrize(("family", "more"), CASES, ids=str)
-def test_family_and_sizes_are_found(family, more):
-    layout = {"attention": "separate"} if "separate_literal" in more.values() else None
-    vit, state, config = fresh(family, layout, **more)
-    words = {name: field.theirs for field in FAMILIES[family].fields for name in field.options}
-    told = (
-        [words["image_size"]]
-        if not any("pos" in name for name in state) or isinstance(more.get("img_size"), list)
-        else []
-    )
-    given = {name: value for name, value in config.items() if name in (*UNTOLD, *told)}
-    if more.get("fc_norm"):
-        given["global_pool"] = "token"
-    if more.get("mlp_layer") == "SwiGLUPacked":
-        given["act_layer"] = more.get("act_layer", "gelu")
-    again, found = opened(read(state), given)
-    assert found.family == family or {found.family, family} == {"timm", "timm_legacy"}
-    shape = (2, vit.in_channels, *vit.image_size)
-    with torch.no_grad():
-        assert torch.equal(again(images(*shape).float()), vit(images(*shape).float()))
-    check_config(vit, *shape)
 
 
 @pytest.mark.parametrize(
@@ -119,88 +81,6 @@ def test_the_linear_embedding_of_the_tutorial_goes_both_ways():
     assert torch.equal(conv["0.projection.0.weight"], kernel)
 
 
-def timm_file(folder):
-    """What timm's own CheckpointSaver writes."""
-    pytest.importorskip("timm")
-    from timm.models.vision_transformer import VisionTransformer
-    from timm.utils import CheckpointSaver
-
-    peer = VisionTransformer(**{**TIMM, "embed_dim": 128, "reg_tokens": 2, "init_values": 0.1})
-    optimizer = torch.optim.SGD(peer.parameters(), lr=0.1)
-    saver = CheckpointSaver(
-        randomise(peer), optimizer, argparse.Namespace(model="vit", lr=0.1), checkpoint_dir=str(folder)
-    )
-    saver.save_checkpoint(0, 1.0)
-    return peer, folder / "last.pth.tar"
-
-
-def timm_hub_folder(folder):
-    timm = pytest.importorskip("timm")
-    from timm.models._hub import save_for_hf
-
-    arguments = {"img_size": 32, "depth": 1, "num_heads": 6, "global_pool": "avg"}
-    peer = randomise(timm.create_model("vit_tiny_patch16_224", num_classes=5, **arguments))
-    save_for_hf(peer, folder, model_args=arguments)
-    return peer, folder
-
-
-def hugging_face_folder(folder):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40, image_size=16, patch_size=4
-    )
-    config.hidden_act = "gelu_pytorch_tanh"
-    peer = randomise(transformers.ViTForImageClassification(config))
-    peer.save_pretrained(folder)
-    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
-    return peer, folder
-
-
-def torchvision_file(folder):
-    from torchvision.models.vision_transformer import VisionTransformer
-
-    peer = VisionTransformer(
-        image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=128, mlp_dim=24, num_classes=5
-    )
-    torch.save({"model": nn.DataParallel(randomise(peer)).state_dict(), "epoch": 1}, folder / "weights.pth")
-    return peer, folder / "weights.pth"
-
-
-def vit_pytorch_file(folder):
-    lucid = pytest.importorskip("vit_pytorch")
-    peer = randomise(lucid.ViT(image_size=16, patch_size=4, num_classes=5, dim=16, depth=2, heads=2, mlp_dim=24))
-    save_file(peer.state_dict(), folder / "weights.safetensors")
-    return peer, folder / "weights.safetensors"
-
-
-@pytest.mark.parametrize(
-    "write",
-    [timm_file, timm_hub_folder, hugging_face_folder, torchvision_file, vit_pytorch_file],
-    ids=lambda f: f.__name__,
-)
-def test_what_the_peers_save_loads_without_naming_the_family(write, tmp_path):
-    peer, place = write(tmp_path)
-    file = read_weights(place)
-    vit, found = opened(file)
-    size = vit.image_size[0]
-    batch = images(2, 3, size, size)
-    with torch.no_grad():
-        output = peer.eval()(batch)
-        theirs = getattr(output, "logits", output)
-        torch.testing.assert_close(vit(batch), theirs, rtol=0, atol=1e-10)
-    back, _ = to_reference(vit, family=found.family)
-    if found.family == "hf":  # other names in memory than on disk
-        back, _ = to_reference(vit, family="hf", layout={"names": "memory"})
-    peer.load_state_dict(back, strict=True)
-    check_config(vit, *batch.shape)
-    if write is hugging_face_folder:
-        facts = {"image_size": (16, 16), "centre_share": 1.0, "resize": [16, 16], "interpolation": "fast_bilinear"}
-        assert file.view == {"mean": [0.5] * 3, "std": [0.5] * 3, **facts}
-    if write is timm_hub_folder:
-        assert vit.num_heads == 6
-        assert file.view["mean"] == [0.5] * 3
-
-
 @pytest.mark.skipif(not (SHARED / "golden").exists(), reason="the reference files are not here")
 @pytest.mark.parametrize("name", ["big_vision/bv_map_sincos2d", "big_vision/bv_gap_learn", "google_vit/gv_token_rep"])
 def test_files_of_jax(name):
@@ -216,22 +96,26 @@ def test_files_of_jax(name):
     assert found.family == name.split("_")[0] if "google" in name else found.family == "big_vision"
 
 
-@pytest.mark.parametrize(("width", "depth", "patch", "heads"), [(1280, 2, 14, 20), (1280, 32, 14, 16)])
-def test_heads_of_published_models(width, depth, patch, heads):
-    from vit_lightning.weights.options import OPTIONS, build
-
+@pytest.mark.parametrize(
+    ("family", "width", "depth", "patch", "heads"),
+    [("timm", 1280, 2, 14, 20), ("timm", 1280, 32, 14, 16), ("dinov2", 384, 12, 14, 6), ("dinov2", 1024, 24, 14, 16)],
+)
+def test_heads_of_published_models(family, width, depth, patch, heads):
     sizes = {"emb_size": width, "depth": depth, "patch_size": (patch, patch), "num_heads": heads, "hidden": 4 * width}
+    table, more = FAMILIES[family], {"layer_scale": 1.0, "num_classes": 0} if family == "dinov2" else {}
     with torch.device("meta"):
-        vit = build({**OPTIONS, **sizes, "dim_head": width // heads, "scale": (width // heads) ** -0.5})
-        state, _ = to_reference(vit, family="timm")
+        vit = build({**OPTIONS, **sizes, **more, "dim_head": width // heads, "scale": (width // heads) ** -0.5})
+        names = table.names(describe(vit), table.layout_for(OPTIONS))
+        state = to_theirs(vit.state_dict(), find_names(vit.state_dict(), names))
+        state |= {
+            f"encoder.layer.{n}.layer_scale1.lambda1": torch.ones(width) for n in range(depth * (family != "timm"))
+        }
     found = identify(WeightsFile("weights", None, state))
-    assert found.config["num_heads"] == heads
+    assert (found.family, found.config.get("num_heads", found.config.get("num_attention_heads", 12))) == (family, heads)
     assert f"{heads} heads" in found.notes[0]
 
 
 def test_heads_of_crate_s():
-    from vit_lightning.weights.options import build
-
     table = FAMILIES["crate"]
     config = {
         "image_size": 224,
@@ -295,17 +179,6 @@ def test_foreign_weights_are_named():
         identify(read(state), {"num_heads": 2})
 
 
-def test_a_model_of_transformers_without_classifier(tmp_path):
-    vit, state, _ = fresh("hf", {"names": "disk"}, num_labels=0)
-    base = {name.removeprefix("vit."): value for name, value in state.items()}
-    save_file({**base, "pooler.dense.bias": torch.zeros(16)}, tmp_path / "weights.safetensors")
-    file = read_weights(tmp_path / "weights.safetensors")
-    assert "pooler.dense.bias" in file.notes[0]
-    again, found = opened(file, {"num_attention_heads": 2})
-    assert found.config["num_labels"] == 0
-    assert torch.equal(again(images(2, 3, 8, 8).float()), vit(images(2, 3, 8, 8).float()))
-
-
 def test_a_model_of_timm_with_blocks_that_we_lack_is_refused():
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
@@ -343,3 +216,19 @@ def test_positions_that_no_tensor_tells_are_asked_for():
     )
     network.load_state_dict(vit.state_dict())
     assert torch.equal(network.eval()(images(2, 3, 16, 16).float()), vit(images(2, 3, 16, 16).float()))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("blocks.0.attn.q_proj.weight", "EVA-02"),
+        ("layers.0.blocks.0.attn.relative_position_bias_table", "Swin"),
+        ("blocks.0.attn.relative_position_bias_table", "BEiT"),
+        ("visual.transformer.resblocks.0.attn.in_proj_weight", "CLIP or SigLIP"),
+        ("decoder_blocks.0.attn.qkv.weight", "MAE with its decoder"),
+    ],
+)
+def test_other_vits_are_refused_in_one_line(name, kind):
+    with pytest.raises(UserError, match=f"holds weights of {kind}, which is not read") as caught:
+        identify(read({name: torch.zeros(4, 4), "cls_token": torch.zeros(1, 1, 4)}))
+    assert len(caught.value.problems) == 1

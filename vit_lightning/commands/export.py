@@ -27,9 +27,9 @@ from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.convert import (
-    FAMILIES,
     TOLERANCE,
     TRACED,
+    WRITTEN,
     largest_difference,
     random_images,
     to_reference,
@@ -215,7 +215,7 @@ def _other_forms(source: Source) -> Iterator[None]:
     except UserError as error:
         others = []
         assert source.vit is not None
-        for family in FAMILIES:
+        for family in WRITTEN:
             with contextlib.suppress(UserError):
                 to_reference(source.vit, family=family, dropouts=False)
                 others.append(family)
@@ -312,8 +312,8 @@ def convert(
         source: the model: run folder, checkpoint, file or folder of weights, or hf-hub:OWNER/NAME, timm:NAME,
             torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS.
         dst: new file that ends with .safetensors, .pth or .npz; or with --to=hf a new folder, that of lightning export.
-        to: implementation: timm, torchvision, hf, deit, vit_pytorch, simple_vit, crate, big_vision, google,
-            torch_encoder, einops_tutorial, timm_legacy, dinov2 or dinov3.
+        to: implementation: timm, torchvision, hf, deit, vit_pytorch, simple_vit, crate, torch_encoder,
+            einops_tutorial or timm_legacy.
 
     Raises:
         UserError: names the options that the implementation does not have; or the logits differ.
@@ -325,8 +325,8 @@ def convert(
     problems = [f"DST {path} is there already{why} (choose a new one)" for path, why in of_dst.items() if path.exists()]
     if to == OURS:
         problems.append(f"to={OURS}: lightning export --ckpt={shlex.quote(source)} --out=FOLDER writes our own names")
-    elif to not in FAMILIES:
-        problems.append(f"to={to} must be one of {', '.join(FAMILIES)}")
+    elif to not in WRITTEN:
+        problems.append(f"to={to} must be one of {', '.join(WRITTEN)}")
     if dst.suffix not in FORMATS and (to != "hf" or dst.suffix):
         folder = ", or be a folder" if to == "hf" else ""
         problems.append(f"DST {dst} must end with {', '.join(FORMATS)}{folder}")

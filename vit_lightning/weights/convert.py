@@ -15,12 +15,10 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.describe import canonical_state, describe
-from vit_lightning.weights.family_dino import DINOV2, DINOV3
-from vit_lightning.weights.family_einops import EINOPS_TUTORIAL
+from vit_lightning.weights.family_einops import CRATE, EINOPS_TUTORIAL, SIMPLE_VIT, VIT_PYTORCH
+from vit_lightning.weights.family_hf import DEIT, DINOV2, DINOV3, HF
 from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
-from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY
-from vit_lightning.weights.family_torch import DEIT, HF, TORCH_ENCODER, TORCHVISION
-from vit_lightning.weights.family_vit_pytorch import CRATE, SIMPLE_VIT, VIT_PYTORCH
+from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY, TORCH_ENCODER, TORCHVISION
 from vit_lightning.weights.options import Options, build, is_dropout
 from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
 
@@ -41,6 +39,8 @@ _TABLES = (
     DINOV3,
 )
 FAMILIES = {family.name: family for family in _TABLES}
+WRITTEN = [family.name for family in _TABLES if family.unpack is Family.unpack]
+"""Families whose tables read both ways."""
 BATCHES = (1, 2, 5)
 """Numbers of images in a batch; graphs are traced with another, ``TRACED``."""
 TRACED = 3
@@ -90,7 +90,7 @@ def to_reference(
 
     Args:
         vit: any ViT that the family can express.
-        family: one of ``FAMILIES``.
+        family: one of ``WRITTEN``.
         layout: form of the file where those of a family differ (``FAMILIES[family].layouts``). By default a model is
             exported in the layout that it was imported from, and any other in the family's current one.
         dropouts: whether the family has to have those of the model too, which act in training alone.
@@ -99,11 +99,13 @@ def to_reference(
         UserError: names the options of the model that the family does not have.
     """
     table = find_family(family)
+    if table.unpack is not Family.unpack:
+        raise UserError(f"family={family} is read alone: must be one of {', '.join(WRITTEN)}")
     options = describe(vit)
     imported = vit.reference if vit.reference is not None and vit.reference["family"] == family else None
     old_layout = imported["layout"] if imported is not None else {}
     layout = {**table.layout_for(options), **old_layout, **(layout or {})}
-    _check_layout(layout, table)
+    assert all(value in table.layouts[key] for key, value in layout.items()), layout
     written = table.write(options, layout)
     expressed = _read_again(table, written, layout)
     refuse(
@@ -120,7 +122,7 @@ def to_reference(
     same_layout = imported is not None and old_layout == {key: layout[key] for key in old_layout}
     if imported is not None and same_layout and _read_again(table, imported["config"], layout) == options:
         config = copy.deepcopy(imported["config"])
-    return table.pack(tensors, layout), config
+    return tensors, config
 
 
 def find_family(family: str, key: str = "family") -> Family:
@@ -156,17 +158,6 @@ def _read_again(table: Family, config: Config, layout: Layout) -> Options:
     """Returns the options that a config expresses, in the spelling of ``describe``."""
     with torch.device("meta"):
         return describe(_build(table, config, layout)[1])
-
-
-def _check_layout(layout: Layout, table: Family) -> None:
-    problems = [
-        f"layout.{key}={value}: {table.name} has {', '.join(map(str, table.layouts[key])) or 'no choice'}"
-        if key in table.layouts
-        else f"layout.{key}={value}: {table.name} has no such key ({', '.join(table.layouts) or 'it has one layout'})"
-        for key, value in layout.items()
-        if key not in table.layouts or (table.layouts[key] and value not in table.layouts[key])
-    ]
-    refuse(problems)
 
 
 def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:

@@ -1,21 +1,171 @@
-"""The ViT of the einops tutorial, with both of its attentions, as written and corrected."""
+"""ViTs written with einops: lucidrains' vit-pytorch (ViT now and before, SimpleViT), CRATE, whose code follows it, and
+the ViT of the einops tutorial, with both of its attentions, as written and corrected."""
 
 from __future__ import annotations
 
-from vit_lightning.weights.fields import Field, choice, height, size
+from vit_lightning.sizes import side
+from vit_lightning.weights.fields import Field, choice, height, size, word
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options, Shapes
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
+
+_NORM = "layernorm_1e-05"
+_FIXED: Options = {"patch_norm": _NORM, "patch_token_norm": _NORM, "norm": _NORM, "qkv_bias": False}
+_SIZES = (
+    Field("image_size", ..., "image_size", size, side),
+    Field("patch_size", ..., "patch_size", size, side),
+    Field("num_classes", ..., "num_classes"),
+    Field("dim", ..., "emb_size"),
+    Field("depth", ..., "depth"),
+    Field("heads", ..., "num_heads"),
+)
+_HIDDEN = Field("mlp_dim", ..., "hidden")
+_MORE_SIZES = (Field("channels", 3, "in_channels"), Field("dim_head", 64, "dim_head"))
+
+
+_POOLS = {"cls": "cls", "mean": "mean"}
+_POOL = Field("pool", "cls", "pool", lambda pool: word("pool", pool, _POOLS), lambda pool: pool.removesuffix("_all"))
+
+
+def _read_projection(config: Config) -> Options:
+    """Returns no projection for one head as wide as the tokens, where the references leave it out."""
+    absent = config["heads"] == 1 and config["dim_head"] == config["dim"]
+    return {"projection": False, "projection_dropout": 0.0} if absent else {}
+
+
+def _patch_names(options: Options) -> Names:
+    """Returns names of norms and matrix over the pixels of a patch; theirs have the channels innermost."""
+    sizes = dict(zip(("p1", "p2"), options["patch_size"], strict=True))
+    ours, theirs, pixels = "patch_embedding.projection", "to_patch_embedding", "(c p1 p2) -> (p1 p2 c)"
+    return {
+        f"{ours}.patch_norm.weight": Theirs(f"{theirs}.1.weight", pixels, sizes),
+        f"{ours}.patch_norm.bias": Theirs(f"{theirs}.1.bias", pixels, sizes),
+        f"{ours}.linear.weight": Theirs(f"{theirs}.2.weight", "e (c p1 p2) -> e (p1 p2 c)", sizes),
+        f"{ours}.linear.bias": f"{theirs}.2.bias",
+        f"{ours}.norm": f"{theirs}.3",
+    }
+
+
+def _block_names(projection: str, contract: str) -> Names:
+    attention, feed_forward = "transformer.layers.*.0", "transformer.layers.*.1.net"
+    return {
+        f"{ATTENTION}.norm": f"{attention}.norm",
+        f"{ATTENTION}.attention.qkv": f"{attention}.to_qkv",
+        f"{ATTENTION}.attention.projection": f"{attention}.{projection}",
+        f"{FEED_FORWARD}.norm": f"{feed_forward}.0",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{feed_forward}.1",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{feed_forward}.{contract}",
+        "norm": "transformer.norm",
+    }
+
+
+def _read_vit(config: Config, options: Options, layout: Layout) -> Options:
+    older, mean = layout["version"] == "older", options["pool"] == "mean"
+    return {
+        **_read_projection(config),
+        "class_token": older or not mean,
+        "pool": "mean_all" if older and mean else options["pool"],
+    }
+
+
+def _vit_names(options: Options, layout: Layout) -> Names:
+    pattern = "" if layout["version"] == "older" else "1 n e -> n e"
+    return {
+        **_patch_names(options),
+        "patch_embedding.class_token.token": Theirs("cls_token", pattern),
+        "patch_embedding.positions.table": Theirs("pos_embedding", pattern),
+        **_block_names("to_out.0", "4"),
+        "head.linear": "mlp_head",
+    }
+
+
+def _empty_class_token(options: Options, layout: Layout) -> dict[str, tuple[int, ...]]:
+    absent = layout["version"] == "current" and not options["class_token"]
+    return {"cls_token": (0, options["emb_size"])} if absent else {}
+
+
+VIT_PYTORCH = Family(
+    name="vit_pytorch",
+    fields=(
+        *_SIZES,
+        _HIDDEN,
+        _POOL,
+        *_MORE_SIZES,
+        Field("dropout", 0.0, ("dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")),
+        Field("emb_dropout", 0.0, "emb_dropout"),
+    ),
+    names=_vit_names,
+    fixed=_FIXED,
+    read_rest=_read_vit,
+    layouts={"version": ("current", "older")},
+    find_layout=lambda shapes: {"version": "older" if len(shapes.get("pos_embedding", ())) == 3 else "current"},
+    extra=_empty_class_token,
+)
+
+SIMPLE_VIT = Family(
+    name="simple_vit",
+    fields=(*_SIZES, _HIDDEN, *_MORE_SIZES),
+    names=lambda options, layout: {
+        **_patch_names(options),
+        **_block_names("to_out", "3"),
+        "head.linear": "linear_head",
+    },
+    fixed={
+        **_FIXED,
+        "class_token": False,
+        "positions": "sincos2d simple_vit 10000.0",
+        "pool": "mean",
+        "projection_bias": False,
+    },
+)
+
+
+def _read_crate(config: Config, options: Options, layout: Layout) -> Options:
+    pool = options["pool"]
+    return {**_read_projection(config), "pool": "mean_all" if pool == "mean" else pool, "hidden": config["dim"]}
+
+
+def _crate_names(options: Options, layout: Layout) -> Names:
+    attention, feed_forward = "transformer.layers.*.0", "transformer.layers.*.1"
+    return {
+        **_patch_names(options),
+        "patch_embedding.class_token.token": "cls_token",
+        "patch_embedding.positions.table": "pos_embedding",
+        f"{ATTENTION}.norm": f"{attention}.norm",
+        f"{ATTENTION}.attention.subspaces": f"{attention}.fn.qkv",
+        f"{ATTENTION}.attention.projection": f"{attention}.fn.to_out.0",
+        "encoder.*.feed_forward.norm": f"{feed_forward}.norm",  # ISTA has no residual
+        "encoder.*.feed_forward.feed_forward.dictionary": f"{feed_forward}.fn.weight",
+        "head.norm": "mlp_head.0",
+        "head.linear": "mlp_head.1",
+    }
+
+
+CRATE = Family(
+    name="crate",
+    fields=(
+        *_SIZES,
+        _POOL,
+        *_MORE_SIZES,
+        Field("dropout", 0.0, ("dropout", "projection_dropout")),
+        Field("emb_dropout", 0.0, "emb_dropout"),
+        Field("ista", 0.1, "step_size", write=lambda step_size: 0.1 if step_size is None else step_size),
+    ),
+    names=_crate_names,
+    fixed={**_FIXED, "attention": "mssa", "feed_forward": "ista", "threshold": 0.1, "final_norm": "after_pool"},
+    read_rest=_read_crate,
+    inert=frozenset({"mlp_dim"}),  # the reference takes it and does not use it
+)
 
 _ATTENTIONS = {"literal": "divided_after_softmax", "correct": "softmax"}
 _VARIANTS = {f"{layers}_{form}": ours for layers in ("fused", "separate") for form, ours in _ATTENTIONS.items()}
 
 
-def _read(config: Config, options: Options, layout: Layout) -> Options:
+def _tutorial_read(config: Config, options: Options, layout: Layout) -> Options:
     scale = 1.0 if options["attention"] == "divided_after_softmax" else options["scale"]
     return {"hidden": config["forward_expansion"] * config["emb_size"], "scale": scale}
 
 
-def _write(options: Options, layout: Layout) -> Config:
+def _tutorial_write(options: Options, layout: Layout) -> Config:
     form = "literal" if options["attention"] == "divided_after_softmax" else "correct"
     return {
         "forward_expansion": options["hidden"] // options["emb_size"],
@@ -23,7 +173,7 @@ def _write(options: Options, layout: Layout) -> Config:
     }
 
 
-def _names(options: Options, layout: Layout) -> Names:
+def _tutorial_names(options: Options, layout: Layout) -> Names:
     attention, feed_forward = "1.*.0.fn", "1.*.1.fn"
     qkv: Names
     if layout["attention"] == "separate":
@@ -54,7 +204,7 @@ def _names(options: Options, layout: Layout) -> Names:
     }
 
 
-def _find_layout(shapes: Shapes) -> Layout:
+def _tutorial_find_layout(shapes: Shapes) -> Layout:
     return {
         "attention": "separate" if any(name.endswith(".queries.weight") for name in shapes) else "fused",
         "patches": "linear" if "0.projection.1.weight" in shapes else "conv",
@@ -77,10 +227,10 @@ EINOPS_TUTORIAL = Family(
         Field("dropout", 0.0, "dropout"),
         choice("attention_variant", "fused_literal", "attention", _VARIANTS),
     ),
-    names=_names,
+    names=_tutorial_names,
     fixed={"norm": "layernorm_1e-05", "final_norm": "after_pool", "pool": "mean_all"},
-    read_rest=_read,
-    write_rest=_write,
+    read_rest=_tutorial_read,
+    write_rest=_tutorial_write,
     layouts={"attention": ("fused", "separate"), "patches": ("conv", "linear")},
-    find_layout=_find_layout,
+    find_layout=_tutorial_find_layout,
 )

@@ -6,15 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from vit_lightning.errors import UserError
 from vit_lightning.weights.fields import Field, choice, size, word
 from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, Shapes
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Tensors, Theirs
 
 _NORM = "layernorm_1e-06"
-_PREFIXES = ("", "params/", "opt/target/")
 
 
 def _dense(ours: str, theirs: str, pattern: str = "o i -> i o") -> Names:
@@ -42,18 +38,46 @@ def _join_heads(ours: str, theirs: str, count: int) -> Names:
     }
 
 
-def _names(options: Options, positions: str, numbers: tuple[int, int, int, int]) -> Names:
-    """Returns the names of both; the four parts of a block are numbered through, or each kind by itself."""
+_RENAMED = {
+    r"^(params|opt/target)/": "",
+    r"\bLayerNorm_2/": "LayerNorm_1/",
+    r"\bMultiHeadDotProductAttention_1/": "MultiHeadDotProductAttention_0/",
+    r"\bMlpBlock_3/": "MlpBlock_0/",
+}
+"""Names of before flax's Linen, which numbered the four parts of a block through, and names with what precedes all."""
+_STACKED = "Transformer/encoderblock/"
+
+
+def _unpack(tensors: Tensors, layout: Layout) -> Tensors:
+    found: Tensors = {}
+    for name, tensor in tensors.items():
+        for pattern, new in _RENAMED.items():
+            name = re.sub(pattern, new, name)
+        if name.startswith(_STACKED) and tensor.ndim:  # an axis for the blocks
+            rest = name.removeprefix(_STACKED)
+            found |= {f"Transformer/encoderblock_{block}/{rest}": part for block, part in enumerate(tensor)}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _channels(shapes: Shapes) -> Layout:
+    """Returns the channels of the images, which these configs leave to the input."""
+    kernels = (shape for name, shape in shapes.items() if name.endswith("embedding/kernel") and len(shape) == 4)
+    return {"in_channels": next(kernels, (0, 0, 3))[2]}
+
+
+def _names(options: Options, positions: str) -> Names:
     block, count = "Transformer/encoderblock_*", options["num_heads"]
-    attention, mlp = f"{block}/MultiHeadDotProductAttention_{numbers[1]}", f"{block}/MlpBlock_{numbers[3]}"
+    attention, mlp = f"{block}/MultiHeadDotProductAttention_0", f"{block}/MlpBlock_0"
     return {
         **_dense("patch_embedding.projection.conv", "embedding", "e c p1 p2 -> p1 p2 c e"),
         "patch_embedding.class_token.token": "cls",
         "patch_embedding.positions.table": positions,
-        **_norm(f"{ATTENTION}.norm", f"{block}/LayerNorm_{numbers[0]}"),
+        **_norm(f"{ATTENTION}.norm", f"{block}/LayerNorm_0"),
         **_heads(f"{ATTENTION}.attention.qkv", attention, ("query", "key", "value"), count),
         **_join_heads(f"{ATTENTION}.attention.projection", attention, count),
-        **_norm(f"{FEED_FORWARD}.norm", f"{block}/LayerNorm_{numbers[2]}"),
+        **_norm(f"{FEED_FORWARD}.norm", f"{block}/LayerNorm_1"),
         **_dense(f"{FEED_FORWARD}.feed_forward.expand", f"{mlp}/Dense_0"),
         **_dense(f"{FEED_FORWARD}.feed_forward.contract", f"{mlp}/Dense_1"),
         **_norm("norm", "Transformer/encoder_norm"),
@@ -63,7 +87,6 @@ def _names(options: Options, positions: str, numbers: tuple[int, int, int, int])
 
 
 _FIXED: Options = {"norm": _NORM, "activation": "gelu_tanh"}
-_NUMBERINGS = {"pre_linen": (0, 1, 2, 3), "linen": (0, 0, 1, 0)}
 
 
 def _flat(config: Mapping[str, Any]) -> Config:
@@ -75,26 +98,6 @@ def _flat(config: Mapping[str, Any]) -> Config:
     if "num_classes" in flat:
         flat["num_classes"] = flat["num_classes"] or 0
     return flat
-
-
-def _prefix_and_channels(shapes: Shapes) -> Layout:
-    """Returns what precedes all names, and the channels of the images, which these configs leave to the input."""
-    prefix = next((prefix for prefix in _PREFIXES[1:] if any(name.startswith(prefix) for name in shapes)), "")
-    kernel = shapes.get(f"{prefix}embedding/kernel", ())
-    return {"prefix": prefix, "in_channels": kernel[2] if len(kernel) == 4 else 3}
-
-
-def _find_google_layout(shapes: Shapes) -> Layout:
-    linen = any(name.endswith("/MlpBlock_0/Dense_0/kernel") for name in shapes)
-    return {**_prefix_and_channels(shapes), "numbering": "linen" if linen else "pre_linen"}
-
-
-def _without_prefix(tensors: Tensors, layout: Layout) -> Tensors:
-    return {name.removeprefix(layout["prefix"]): tensor for name, tensor in tensors.items()}
-
-
-def _with_prefix(tensors: Tensors, layout: Layout) -> Tensors:
-    return {layout["prefix"] + name: tensor for name, tensor in tensors.items()}
 
 
 GOOGLE = Family(
@@ -112,24 +115,19 @@ GOOGLE = Family(
         Field("dropout_rate", 0.1, DROPOUTS),
         Field("attention_dropout_rate", 0.1, "dropout"),
     ),
-    names=lambda options, layout: _names(
-        options, "Transformer/posembed_input/pos_embedding", _NUMBERINGS[layout["numbering"]]
-    ),
+    names=lambda options, layout: _names(options, "Transformer/posembed_input/pos_embedding"),
     fixed=_FIXED,
     read_rest=lambda config, options, layout: {"class_token": options["pool"] == "cls"},
     without={"resnet": None, "add_position_embedding": True},
     inert=frozenset({"head_bias_init", "model_name"}),
     flatten=_flat,
     headless=True,
-    layouts={"prefix": _PREFIXES, "numbering": tuple(_NUMBERINGS), "in_channels": ()},
     layout_options={"in_channels": "in_channels"},
-    find_layout=_find_google_layout,
-    unpack=_without_prefix,
-    pack=_with_prefix,
+    find_layout=_channels,
+    unpack=_unpack,
 )
 
 _POSITIONS = {"learn": "learned_patches", "sincos2d": "sincos2d big_vision 10000.0"}
-_STACKED = "Transformer/encoderblock/"
 
 
 def _read_big_vision(config: Config, options: Options, layout: Layout) -> Options:
@@ -149,7 +147,7 @@ def _big_vision_names(options: Options, layout: Layout) -> Names:
     ours, theirs, count = "head.pool", "MAPHead_0", options["num_heads"]
     attention = f"{theirs}/MultiHeadDotProductAttention_0"
     return {
-        **_names(options, "pos_embedding", _NUMBERINGS["linen"]),
+        **_names(options, "pos_embedding"),
         f"{ours}.probe": f"{theirs}/probe",
         **_heads(f"{ours}.query", attention, ("query",), count),
         **_heads(f"{ours}.kv", attention, ("key", "value"), count),
@@ -158,34 +156,6 @@ def _big_vision_names(options: Options, layout: Layout) -> Names:
         **_dense(f"{ours}.feed_forward.expand", f"{theirs}/MlpBlock_0/Dense_0"),
         **_dense(f"{ours}.feed_forward.contract", f"{theirs}/MlpBlock_0/Dense_1"),
     }
-
-
-def _find_big_vision_layout(shapes: Shapes) -> Layout:
-    found = _prefix_and_channels(shapes)
-    return {**found, "stacked": any(name.startswith(found["prefix"] + _STACKED) for name in shapes)}
-
-
-def _unpack_big_vision(tensors: Tensors, layout: Layout) -> Tensors:
-    single: Tensors = {}
-    for name, tensor in _without_prefix(tensors, layout).items():
-        if not (layout["stacked"] and name.startswith(_STACKED)):
-            single[name] = tensor
-            continue
-        if not tensor.ndim:
-            raise UserError(f"{name} has no axis for the blocks, though the blocks are stacked")
-        for block, part in enumerate(tensor):
-            single[f"Transformer/encoderblock_{block}/{name.removeprefix(_STACKED)}"] = part
-    return single
-
-
-def _pack_big_vision(tensors: Tensors, layout: Layout) -> Tensors:
-    if not layout["stacked"]:
-        return _with_prefix(tensors, layout)
-    groups: dict[str, list[torch.Tensor]] = {}  # in the order of the blocks, as the tensors are
-    for name, tensor in tensors.items():
-        groups.setdefault(re.sub(r"^Transformer/encoderblock_\d+/", _STACKED, name), []).append(tensor)
-    packed = {name: torch.stack(parts) if name.startswith(_STACKED) else parts[0] for name, parts in groups.items()}
-    return _with_prefix(packed, layout)
 
 
 BIG_VISION = Family(
@@ -214,9 +184,7 @@ BIG_VISION = Family(
     read_rest=_read_big_vision,
     inert=frozenset({"head_zeroinit", "scan", "remat_policy", "dtype_mm"}),
     headless=True,
-    layouts={"prefix": _PREFIXES, "stacked": (False, True), "in_channels": ()},
     layout_options={"in_channels": "in_channels"},
-    find_layout=_find_big_vision_layout,
-    unpack=_unpack_big_vision,
-    pack=_pack_big_vision,
+    find_layout=_channels,
+    unpack=_unpack,
 )

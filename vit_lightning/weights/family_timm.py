@@ -1,9 +1,10 @@
-"""timm's VisionTransformer with its distilled form, and the older code that many copies of timm's ViT come from."""
+"""timm's VisionTransformer with its distilled form, the older code that many copies of it come from, torchvision's ViT,
+and one whose encoder is ``nn.TransformerEncoder``."""
 
 from __future__ import annotations
 
 from vit_lightning.sizes import side
-from vit_lightning.weights.fields import Field, choice, norm_choice, ratio, size, word_for
+from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, size, word_for
 from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options
 from vit_lightning.weights.tables import Config, Family, Layout, Names
 
@@ -184,4 +185,89 @@ TIMM_LEGACY = Family(
     headless=True,
     layouts={"blocks": ("blocks", "block")},
     find_layout=lambda shapes: {"blocks": "block" if any(name.startswith("block.") for name in shapes) else "blocks"},
+)
+
+
+def _multi_head_attention(theirs: str) -> Names:
+    """Returns the names in torch's ``nn.MultiheadAttention``."""
+    return {
+        f"{ATTENTION}.attention.qkv.weight": f"{theirs}.in_proj_weight",
+        f"{ATTENTION}.attention.qkv.bias": f"{theirs}.in_proj_bias",
+        f"{ATTENTION}.attention.projection": f"{theirs}.out_proj",
+    }
+
+
+def _torchvision_names(options: Options, layout: Layout) -> Names:
+    block = "encoder.layers.encoder_layer_*"
+    return {
+        "patch_embedding.projection.conv": "conv_proj",
+        "patch_embedding.class_token.token": "class_token",
+        "patch_embedding.positions.table": "encoder.pos_embedding",
+        f"{ATTENTION}.norm": f"{block}.ln_1",
+        **_multi_head_attention(f"{block}.self_attention"),
+        f"{FEED_FORWARD}.norm": f"{block}.ln_2",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.mlp.{layout['mlp'][0]}",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.mlp.{layout['mlp'][1]}",
+        "norm": "encoder.ln",
+        "head.representation.linear": "heads.pre_logits",
+        "head.linear": "heads.head",
+    }
+
+
+_MLP_NAMES = (["0", "3"], ["linear_1", "linear_2"])  # now, and before torchvision 0.14
+
+TORCHVISION = Family(
+    name="torchvision",
+    fields=(
+        Field("image_size", ..., "image_size", size, height),
+        Field("patch_size", ..., "patch_size", size, height),
+        Field("num_layers", ..., "depth"),
+        Field("num_heads", ..., "num_heads"),
+        Field("hidden_dim", ..., "emb_size"),
+        Field("mlp_dim", ..., "hidden"),
+        Field("dropout", 0.0, DROPOUTS),
+        Field("attention_dropout", 0.0, "dropout"),
+        Field("num_classes", 1000, "num_classes"),
+        Field("representation_size", None, "representation_size"),
+        norm_choice("norm_layer", "norm", unset="layernorm_1e-06"),
+    ),
+    names=_torchvision_names,
+    without={"conv_stem_configs": None},
+    layouts={"mlp": _MLP_NAMES},
+    find_layout=lambda shapes: {"mlp": _MLP_NAMES[any(".mlp.linear_1." in name for name in shapes)]},
+)
+
+
+def _torch_encoder_names(options: Options, layout: Layout) -> Names:
+    block = "blocks.layers.*"
+    return {
+        "patch_embedding.projection.conv": "patch_embed.proj",
+        "patch_embedding.class_token.token": "cls_token",
+        "patch_embedding.positions.table": "pos_embed",
+        f"{ATTENTION}.norm": f"{block}.norm1",
+        **_multi_head_attention(f"{block}.self_attn"),
+        f"{FEED_FORWARD}.norm": f"{block}.norm2",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.linear1",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.linear2",
+        "norm": "norm",
+        "head.linear": "head",
+    }
+
+
+TORCH_ENCODER = Family(
+    name="torch_encoder",
+    fields=(
+        Field("img_size", 224, "image_size", size, height),
+        Field("patch_size", 16, "patch_size", size, height),
+        Field("num_classes", 1000, "num_classes"),
+        Field("embed_dim", 768, "emb_size"),
+        Field("depth", 12, "depth"),
+        Field("num_heads", 12, "num_heads"),
+        Field("mlp_ratio", 4.0),
+    ),
+    names=_torch_encoder_names,
+    # it sets one dropout to 0.1, and the others are 0.1 because that is the default of torch's layer
+    fixed={"norm": "layernorm_1e-05", "dropout": 0.1, **dict.fromkeys(DROPOUTS, 0.1)},
+    read_rest=lambda config, options, layout: {"hidden": int(config["embed_dim"] * config["mlp_ratio"])},
+    write_rest=lambda options, layout: {"mlp_ratio": ratio(options["hidden"], options["emb_size"])},
 )

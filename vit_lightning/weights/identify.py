@@ -261,7 +261,9 @@ def _as_family(
     """Returns the weights as those of a family; raises UserError if they are not."""
     table, layout = reading.table, reading.layout
     words = {**table.defaults, **table.without}
-    known = {name: value for name, value in stated.items() if name in words or name == "id2label"} | given
+    known = {
+        name: value for name, value in stated.items() if name in words or name in ("id2label", "architectures")
+    } | given
     more = {name: value for name, value in stated.items() if value is not None and name not in known}
     with table.checked(given):
         refuse([*table.unknown(table.flatten(given)), *table.unknown(more)])

@@ -109,8 +109,7 @@ class Family:
         layouts: what may differ between its files, each with its values, the current one first.
         layout_options: keys of the layout that set an option of ours.
         find_layout: layout of given tensors.
-        unpack: turns the tensors of a file into those in ``names``.
-        pack: turns the tensors in ``names`` into those of a file.
+        unpack: turns the tensors of a file into those in ``names``; such a family is read alone.
         extra: shapes of tensors that hold nothing, such as a class token that is absent.
     """
 
@@ -128,7 +127,6 @@ class Family:
     layout_options: dict[str, str] = field(default_factory=dict)
     find_layout: Callable[[Shapes], Layout] = lambda shapes: {}
     unpack: Callable[[Tensors, Layout], Tensors] = _same
-    pack: Callable[[Tensors, Layout], Tensors] = _same
     extra: Callable[[Options, Layout], dict[str, tuple[int, ...]]] = lambda options, layout: {}
 
     @property

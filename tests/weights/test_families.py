@@ -1,0 +1,427 @@
+"""Every family as one table of (family, model, source): the function of those who wrote it, in, out and unnamed.
+
+In float64, forward and backward, from the tensors in a file of which nobody says what they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers
+import vit_pytorch as lucid
+from references import CONFIGS, MORE, TIMM, TIMM_CONFIGS, fresh, randomise
+from safetensors.torch import save_file
+from timm.layers import GELUTanh, Mlp, RmsNorm, SwiGLU, SwiGLUPacked
+from timm.layers import LayerNorm as TimmLayerNorm
+from timm.models._hub import save_for_hf
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from timm.utils import CheckpointSaver
+from torch import nn
+from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
+
+from vit_lightning import load
+from vit_lightning.cli import main
+from vit_lightning.config.networks import network_in_file
+from vit_lightning.weights import FAMILIES, from_reference, to_reference
+from vit_lightning.weights.convert import WRITTEN
+from vit_lightning.weights.describe import describe, model_config
+from vit_lightning.weights.files import read_weights
+from vit_lightning.weights.identify import identify
+
+UNTOLD = ("num_heads", "num_attention_heads", "global_pool", "fc_norm", "act_layer", "norm_layer", "init_values")
+UNTOLD += ("pool_include_prefix", "pool", "ista", "dim_head", "qk_scale", "attention_variant", "drop_path_rate")
+UNTOLD += ("hidden_act", "embed_norm_layer", "heads", "layer_norm_eps", "dropout", "attention_dropout", "emb_dropout")
+UNTOLD += ("hidden_dropout_prob", "attention_probs_dropout_prob")
+"""Arguments that no tensor tells, or that act in training alone."""
+
+
+def images(*shape, seed=1):
+    batch = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    batch[-1] *= 0.01  # little contrast makes the epsilon of a norm over pixels visible
+    return batch
+
+
+def timm_vit(config, kind=VisionTransformer):
+    """A model of timm, its classes in the place of the words for them."""
+
+    def norm(word):
+        name, eps = word.split("_")
+        return partial({"layernorm": TimmLayerNorm, "rmsnorm": RmsNorm}[name], eps=float(eps))
+
+    words = {
+        "norm_layer": norm,
+        "embed_norm_layer": norm,
+        "act_layer": {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "SiLU": nn.SiLU}.get,
+        "mlp_layer": {"Mlp": Mlp, "SwiGLU": SwiGLU, "SwiGLUPacked": SwiGLUPacked}.get,
+        "img_size": lambda size: size if isinstance(size, int) else tuple(size),
+        "patch_size": lambda size: size if isinstance(size, int) else tuple(size),
+    }
+    return kind(**{name: words[name](value) if name in words else value for name, value in config.items()})
+
+
+def torchvision_vit(config):
+    norm = {"norm_layer": partial(nn.LayerNorm, eps=1e-5)} if "norm_layer" in config else {}
+    return TorchvisionViT(**{**config, **norm})
+
+
+def of_transformers(config, kind="ViT", form="ForImageClassification"):
+    """A model of transformers without a token of pre-training, and with frequencies in float64."""
+    made = getattr(transformers, f"{kind}Config")(**config)
+    network = getattr(transformers, kind + form)(made)
+    if hasattr(network, "rope_embeddings"):
+        inv_freq = 1 / made.rope_theta ** torch.arange(0, 1, 4 / 12, dtype=torch.float64)
+        network.rope_embeddings.inv_freq = inv_freq
+    return network
+
+
+def lucid_vit(config, kind=lucid.ViT):
+    sizes = {name: tuple(config[name]) for name in ("image_size", "patch_size") if isinstance(config[name], list)}
+    return kind(**{**config, **sizes})
+
+
+class EncoderViT(nn.Module):
+    """Document 003's idea in our words: torch's own encoder between embedding and head."""
+
+    def __init__(self, *, img_size, patch_size, num_classes, embed_dim, depth, num_heads, mlp_ratio=4.0):
+        super().__init__()
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, embed_dim, patch_size, stride=patch_size)})
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (img_size // patch_size) ** 2, embed_dim))
+        block = nn.TransformerEncoderLayer(
+            embed_dim, num_heads, int(embed_dim * mlp_ratio), activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(embed_dim)
+        self.head = nn.Linear(embed_dim, num_classes)
+
+    def forward(self, batch):
+        tokens = self.patch_embed["proj"](batch).flatten(2).mT
+        tokens = torch.cat([self.cls_token.expand(len(batch), -1, -1), tokens], dim=1) + self.pos_embed
+        return self.head(self.norm(self.blocks(tokens))[:, 0])
+
+
+TORCHVISION = {"image_size": 16, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+LUCID = {"image_size": 16, "patch_size": 4, "num_classes": 5, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24}
+HF = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+CLASSES = {"num_labels": 5, "intermediate_size": 24}
+REGISTERS = {"num_register_tokens": 4}
+distilled = partial(timm_vit, kind=VisionTransformerDistilled)
+dinov2 = partial(of_transformers, kind="Dinov2", form="Model")
+registers = partial(of_transformers, kind="Dinov2WithRegisters", form="Model")
+dinov3 = partial(of_transformers, kind="DINOv3ViT", form="Model")
+deit = partial(of_transformers, kind="DeiT")
+PEERS = [
+    *(("timm", timm_vit, {**TIMM, **options}) for options in TIMM_CONFIGS.values()),
+    *(("timm", distilled, {**TIMM, **o}) for o in ({}, {"num_classes": 0}, {"init_values": 0.1, "qkv_bias": False})),
+    ("timm_legacy", timm_vit, {**TIMM, "mlp_ratio": 3.0, "qkv_bias": False}),
+    *(
+        ("torchvision", torchvision_vit, {**TORCHVISION, "num_classes": 5, **options})
+        for options in ({}, {"representation_size": 7}, {"norm_layer": "layernorm_1e-5"}, {"dropout": 0.1})
+    ),
+    *(
+        ("hf", of_transformers, {**HF, **CLASSES, **options})
+        for options in (
+            {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "qkv_bias": False},
+            {"image_size": [8, 24], "patch_size": [4, 6], "num_channels": 1},
+            {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2, "hidden_act": "silu"},
+        )
+    ),
+    ("deit", deit, {**HF, **CLASSES}),
+    ("deit", partial(deit, form="ForImageClassificationWithTeacher"), {**HF, **CLASSES, "layer_norm_eps": 1e-6}),
+    *(
+        ("vit_pytorch", lucid_vit, {**LUCID, **options})
+        for options in (
+            {"pool": "mean"},
+            {"dim_head": 12, "channels": 1},
+            {"heads": 1, "dim_head": 16},
+            {"dropout": 0.1, "emb_dropout": 0.2, "heads": 4, "dim_head": 8},
+            {"image_size": [8, 24], "patch_size": [4, 6]},
+        )
+    ),
+    *(
+        ("simple_vit", partial(lucid_vit, kind=lucid.SimpleViT), {**LUCID, **options})
+        for options in ({}, {"dim_head": 12, "channels": 1}, {"heads": 1, "dim_head": 16})
+    ),
+    ("torch_encoder", lambda config: EncoderViT(**config), {**TIMM, "depth": 3, "num_heads": 4, "mlp_ratio": 2.5}),
+    ("dinov2", dinov2, HF),
+    ("dinov2", dinov2, {**HF, "use_swiglu_ffn": True, "qkv_bias": False}),
+    ("dinov2", partial(dinov2, form="ForImageClassification"), {**HF, "num_labels": 5}),
+    ("dinov2", registers, {**HF, **REGISTERS, "use_swiglu_ffn": True}),
+    ("dinov2", partial(registers, form="ForImageClassification"), {**HF, **REGISTERS, "num_labels": 5}),
+    ("dinov3", dinov3, {**HF, **REGISTERS, "intermediate_size": 40}),
+    ("dinov3", dinov3, {**HF, "use_gated_mlp": True, "hidden_act": "silu", "intermediate_size": 40}),
+    ("dinov3", dinov3, {**HF, "mlp_bias": False, "proj_bias": False, "intermediate_size": 40}),
+]
+
+
+def output_of(network, batch):
+    output = network(batch)
+    if isinstance(output, torch.Tensor):
+        return output
+    return output.logits if "logits" in output else output.last_hidden_state[:, 0]
+
+
+def told(family, config, state):
+    """What the words of a family have to add to the tensors of a model."""
+    size = next(field.theirs for field in FAMILIES[family].fields if "image_size" in field.options)
+    positions = any("pos" in name for name in state)
+    more = [name for name in config if isinstance(config[name], list) or (name == size and not positions)]
+    given = {name: value for name, value in config.items() if name in (*UNTOLD, *more)}
+    given |= {"global_pool": "token"} if config.get("fc_norm") else {}
+    return given | ({"act_layer": config.get("act_layer", "gelu")} if config.get("mlp_layer") == "SwiGLUPacked" else {})
+
+
+def check_found(place, family, given, vit, batch):
+    """The weights in a file, and the config that its model has here, are those of a ViT."""
+    file = read_weights(place)
+    found = identify(file, given)
+    assert found.family == family or {found.family, family} == {"timm", "timm_legacy"}
+    again = from_reference(file.tensors, family=found.family, config=found.config).eval()
+    network = network_in_file({"model": model_config(again)}).eval()
+    network.load_state_dict(again.state_dict(), strict=True)
+    dtype = next(vit.parameters()).dtype
+    with torch.no_grad():
+        expected = vit(batch.to(dtype))
+        assert torch.equal(again(batch.to(dtype)), expected)
+        assert torch.equal(network.to(dtype)(batch.to(dtype)), expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("family", "make", "config"), PEERS, ids=lambda each: None if callable(each) else str(each))
+def test_a_model_of_others_goes_in_and_out(family, make, config, tmp_path):
+    peer = randomise(make(config)).eval()
+    for name, weight in peer.named_parameters():
+        if name.endswith("mask_token"):
+            nn.init.zeros_(weight)
+    atol = 1e-6 if family == "dinov3" else 1e-10  # its coordinates are in float32
+    state = peer.state_dict()
+    vit = from_reference(state, family=family, config=config).eval()
+    batch = images(3, vit.in_channels, *vit.image_size)
+    inputs = [batch.clone().requires_grad_() for _ in range(2)]
+    ours, theirs = vit(inputs[0]), output_of(peer, inputs[1])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
+    assert theirs.std() > 0.01
+    ours.backward(images(*theirs.shape, seed=2))
+    theirs.backward(images(*theirs.shape, seed=2))
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad, rtol=0, atol=10 * atol)
+    torch.save(state, tmp_path / "a.pth")
+    check_found(tmp_path / "a.pth", family, told(family, config, state), vit, batch)
+    if family not in WRITTEN:
+        return
+    assert sum(p.numel() for p in vit.parameters()) == sum(p.numel() for p in peer.parameters())
+    gradients = copy.deepcopy(vit)
+    with torch.no_grad():
+        for weight, other in zip(gradients.parameters(), vit.parameters(), strict=True):
+            weight.copy_(other.grad)
+    named, _ = to_reference(gradients, family=family)
+    for name, weight in peer.named_parameters():
+        if weight.grad is not None:
+            torch.testing.assert_close(named[name], weight.grad, rtol=1e-9, atol=10 * atol)
+    back, same = to_reference(vit, family=family)
+    assert same == config
+    assert set(back) == set(state)
+    assert all(torch.equal(back[name], state[name]) for name in state)
+    vit.reference = None  # as a model that was never theirs
+    exported, written = to_reference(vit, family=family)
+    other = make(written).double().eval()
+    other.load_state_dict(exported, strict=True)
+    torch.testing.assert_close(output_of(other, batch), theirs.detach(), rtol=0, atol=atol)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("family", "more"), [*((family, {}) for family in CONFIGS), *MORE], ids=str)
+def test_a_model_of_a_table_goes_in_and_out(family, more, tmp_path):
+    vit, state, config = fresh(
+        family, {"attention": "separate"} if "separate_literal" in more.values() else None, **more
+    )
+    again = from_reference(state, family=family, config=config).eval()
+    assert describe(again) == describe(vit)
+    batch = images(2, 3, 8, 8).float()
+    assert torch.equal(again(batch), vit(batch))
+    save_file(state, tmp_path / "a.safetensors")
+    check_found(tmp_path / "a.safetensors", family, told(family, config, state), vit, batch)
+    if family in WRITTEN:
+        back, same = to_reference(again, family=family)
+        assert same == config
+        assert set(back) == set(state)
+        assert all(torch.equal(back[name], state[name]) for name in state)
+
+
+def of_before_linen(state):
+    numbers = {"LayerNorm_1/": "LayerNorm_2/", "MultiHeadDotProductAttention_0": "MultiHeadDotProductAttention_1"}
+    for now, before in {**numbers, "MlpBlock_0": "MlpBlock_3"}.items():
+        state = {name.replace(now, before): value for name, value in state.items()}
+    return {f"opt/target/{name}": value for name, value in state.items()}
+
+
+def stacked(state):
+    blocks = {name: state[name] for name in state if "encoderblock_0/" in name}
+    rest = {f"params/{name}": value for name, value in state.items() if "encoderblock_" not in name}
+    both = {name: torch.stack([value, state[name.replace("block_0/", "block_1/")]]) for name, value in blocks.items()}
+    return rest | {f"params/{name.replace('encoderblock_0', 'encoderblock')}": value for name, value in both.items()}
+
+
+@pytest.mark.parametrize(("family", "form"), [("google", of_before_linen), ("big_vision", stacked)])
+def test_other_forms_of_files_of_jax(family, form):
+    vit, state, config = fresh(family)
+    again = from_reference(form(state), family=family, config=config).eval()
+    assert not state.keys() & form(state).keys()
+    assert torch.equal(again(images(2, 3, 8, 8).float()), vit(images(2, 3, 8, 8).float()))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "name"),
+    [
+        ("hf", {"names": "disk"}, "vit.encoder.layer.1.attention.attention.key.weight"),
+        ("timm_legacy", {"blocks": "block"}, "block.1.attn.qkv.weight"),
+        ("torchvision", {"mlp": ["linear_1", "linear_2"]}, "encoder.layers.encoder_layer_1.mlp.linear_2.bias"),
+        ("einops_tutorial", {"attention": "separate"}, "1.1.0.fn.1.queries.weight"),
+    ],
+    ids=str,
+)
+def test_a_model_is_exported_in_the_layout_that_it_was_imported_from(family, layout, name):
+    more = {"attention_variant": "separate_correct"} if family == "einops_tutorial" else {}
+    vit, state, config = fresh(family, layout, **more)
+    assert name in state
+    again = from_reference(state, family=family, config=config).eval()
+    assert torch.equal(again(images(2, 3, 8, 8).float()), vit(images(2, 3, 8, 8).float()))
+    json.dumps(again.reference)  # plain data
+    back, _ = to_reference(again, family=family)
+    assert {n: t.shape for n, t in back.items()} == {n: t.shape for n, t in state.items()}
+    assert all(torch.equal(back[n], state[n]) for n in state)
+    current, _ = to_reference(again, family=family, layout=FAMILIES[family].layout_for(describe(again)))
+    assert name not in current
+
+
+def timm_file(folder):
+    """What timm's own CheckpointSaver writes."""
+    peer = randomise(VisionTransformer(**{**TIMM, "embed_dim": 128, "reg_tokens": 2, "init_values": 0.1}))
+    args = argparse.Namespace(model="vit", lr=0.1)
+    saver = CheckpointSaver(peer, torch.optim.SGD(peer.parameters(), lr=0.1), args, checkpoint_dir=str(folder))
+    saver.save_checkpoint(0, 1.0)
+    return peer, folder / "last.pth.tar"
+
+
+def timm_hub_folder(folder):
+    arguments = {"img_size": 32, "depth": 1, "num_heads": 6, "global_pool": "avg"}
+    peer = randomise(timm.create_model("vit_tiny_patch16_224", num_classes=5, **arguments))
+    save_for_hf(peer, folder, model_args=arguments)
+    return peer, folder
+
+
+def transformers_folder(folder, make=of_transformers):
+    peer = randomise(make({**HF, **CLASSES, "hidden_act": "gelu_pytorch_tanh"}))
+    peer.save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return peer, folder
+
+
+def deit_folder(folder):
+    """Without a classifier, and with the layer of pre-training."""
+    return transformers_folder(folder, partial(deit, form="Model"))
+
+
+def torchvision_file(folder):
+    peer = randomise(torchvision_vit({**TORCHVISION, "hidden_dim": 128, "num_classes": 5}))
+    torch.save({"model": nn.DataParallel(peer).state_dict(), "epoch": 1}, folder / "weights.pth")
+    return peer, folder / "weights.pth"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "write", [timm_file, timm_hub_folder, transformers_folder, deit_folder, torchvision_file], ids=lambda f: f.__name__
+)
+def test_what_others_save_loads_without_a_word(write, tmp_path):
+    peer, place = write(tmp_path)
+    found = load(place)
+    batch = images(2, 3, *found.image_size)
+    torch.testing.assert_close(found.network(batch), output_of(peer.eval(), batch), rtol=0, atol=1e-10)
+    if "folder" in write.__name__:
+        assert (found.mean, found.network.num_heads) == ([0.5] * 3, 6 if write is timm_hub_folder else 2)
+
+
+META = {
+    "pos_embed": r"embeddings\.position_embeddings",
+    "patch_embed.proj": r"embeddings\.patch_embeddings(\.projection)?",
+    "": r"embeddings\.",
+    "blocks.": r"(model|encoder)\.layer\.",
+    "norm.": r"^layernorm\.",
+    "attn.proj": r"attention\.o_proj",
+    r"ls\1.gamma": r"layer_scale(\d)\.lambda1",
+}
+"""Names of Meta's repositories, and those of transformers in memory."""
+
+
+def meta_file(peer, *, v3):
+    """The tensors of a model under the names of Meta's repositories, with those that they keep beside them."""
+    state, found = peer.state_dict(), {"mask_token": torch.ones(1, 24)}
+    gated = any("gate_proj" in name for name in state)
+    mlp = {"gate_proj": "w1", "up_proj": "w2" if gated else "fc1", "down_proj": "w3" if gated or not v3 else "fc2"}
+    joined = {"attn.qkv": [f"attention.{part}_proj" for part in "qkv"]}
+    joined |= {} if v3 or not gated else {"mlp.w12": ["mlp.gate_proj", "mlp.up_proj"]}
+    for number, kind in ((n, k) for n in range(2) for k in ("weight", "bias")):
+        block = f"{'model.' if v3 else 'encoder.'}layer.{number}"
+        for theirs, parts in joined.items():
+            values = [state.pop(f"{block}.{part}.{kind}", torch.full((24,), 7.0).double()) for part in parts]
+            found[f"blocks.{number}.{theirs}.{kind}"] = torch.cat(values)
+        if v3 and kind == "bias":  # which takes the bias of the keys away
+            found[f"blocks.{number}.attn.qkv.bias_mask"] = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(24)
+    for name, value in state.items():
+        for theirs, ours in META.items():
+            name = re.sub(ours, theirs, name)
+        for ours, theirs in mlp.items():
+            name = name.replace(ours, theirs)
+        found.setdefault(name.replace("register", "storage") if v3 else name, value)
+    return found | ({"rope_embed.periods": torch.ones(3)} if v3 else {})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (dinov2, {}),
+        (dinov2, {"use_swiglu_ffn": True}),
+        (registers, REGISTERS),
+        (registers, {**REGISTERS, "use_swiglu_ffn": True}),
+        (dinov3, {**REGISTERS, "intermediate_size": 40}),
+        (dinov3, {**REGISTERS, "intermediate_size": 40, "use_gated_mlp": True, "hidden_act": "silu"}),
+    ],
+    ids=lambda each: None if callable(each) else str(each),
+)
+def test_files_of_meta_load_without_being_named(make, more, tmp_path):
+    peer, v3 = randomise(make({**HF, **more})).eval(), make is dinov3
+    state = meta_file(peer, v3=v3)
+    assert not any("embeddings" in name or "layer." in name for name in state)
+    save_file({name: weight.contiguous() for name, weight in state.items()}, tmp_path / "weights.safetensors")
+    found = load(
+        tmp_path / "weights.safetensors", config={"num_attention_heads": 2, **({"image_size": 16} if v3 else {})}
+    )
+    assert found.network.reference["family"] == ("dinov3" if v3 else "dinov2")
+    assert found.mean == [0.485, 0.456, 0.406]
+    for name, weight in peer.named_parameters():
+        if name.endswith("mask_token"):
+            nn.init.zeros_(weight)
+    atol = 1e-4 if v3 else 1e-8  # here tensors of two types, so that all are float32
+    for size in ((16, 16), (8, 24)) if v3 else ((16, 16),):
+        found.network.set_image_size(size)
+        batch = images(2, 3, *size)
+        torch.testing.assert_close(found.network.double()(batch), output_of(peer, batch), rtol=0, atol=atol)
+
+
+def test_neighbours_and_a_linear_probe_run_on_dinov3(in_folder):
+    dinov3({**HF, **REGISTERS, "image_size": 8, "intermediate_size": 40}).save_pretrained("dino")
+    probes = '[{"class_path": "KNNProbe"}, {"class_path": "LinearProbe", "epochs": 2}]'
+    flags = ["--data=Digits", "--init_from=dino", "--reset_head=true", "--freeze=backbone", "--trainer.max_epochs=1"]
+    flags += [f"--trainer.callbacks={probes}", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
+    assert main(["fit", *flags, "--test=false", "--wandb.mode=disabled", "--out=probed"]) == 0
+    assert {"val/knn_acc", "val/linear_acc"} <= set(json.loads(Path("probed/results.json").read_text()))
+    assert load("probed").network.encoder[1].attention.fn.attention.num_heads == 2
