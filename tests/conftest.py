@@ -34,6 +34,20 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # libraries in C++ complain at the end of what is left
 
 
+@pytest.fixture(autouse=True)
+def own_files_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets tests have files of their own by the same names: a process has one version of a file."""
+    yield
+    if own_files := sys.modules.get("vit_lightning.config.own_files"):
+        own_files.use_files()
+        folder = str(tmp_path_factory.getbasetemp())
+        spaces = {name: getattr(module, "__dict__", {}) for name, module in sys.modules.items()}
+        for name, space in spaces.items():
+            if folder in f"{space.get('__file__')} {space.get('__path__')!r}":
+                del sys.modules[name]
+                own_files._imported.pop(name, None)
+
+
 @pytest.fixture
 def server() -> Iterator[StubServer]:
     """A server of W&B that keeps what it is sent."""

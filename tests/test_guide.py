@@ -229,9 +229,7 @@ def test_commands_in_the_text_have_the_options_that_they_show():
             command, *words = line.split()
             assert command in COMMANDS or command.startswith(("--", "COMMAND")), f"{page.name}: {line}"
             own = (
-                {option.name for option in command_options(COMMANDS[command].function)}
-                if command in COMMANDS
-                else set()
+                {option.name for option in command_options(COMMANDS[command].load())} if command in COMMANDS else set()
             )
             for word in words:
                 if word.startswith("--"):

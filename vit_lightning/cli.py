@@ -14,9 +14,9 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 
 class Command(NamedTuple):
@@ -25,6 +25,12 @@ class Command(NamedTuple):
     summary: str
     function: str
     """``module:function`` within vit_lightning."""
+
+    def load(self) -> Callable[..., Any]:
+        """Imports the function."""
+        module, _, function = self.function.partition(":")
+        loaded: Callable[..., Any] = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
+        return loaded
 
 
 COMMANDS = {
@@ -173,20 +179,19 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
 
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:
+    from vit_lightning.signals import exit_at_once, handled
+
+    with handled(exit_at_once), _loading(name, arguments), _uncollected():
+        called = command.load()
     if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
         from vit_lightning.config.help import help_text
 
-        print(help_text(name, command.summary, command.function, arguments))
+        print(help_text(name, command.summary, called, arguments))
         if name == "ablate":
             from vit_lightning.ablation.plan import plan_help
 
             print(f"\nthe plan, a YAML file:\n{plan_help()}")
         return
-    from vit_lightning.signals import exit_at_once, handled
-
-    with handled(exit_at_once), _loading(name, arguments), _uncollected():
-        module, _, function = command.function.partition(":")
-        called = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
     from vit_lightning.commands.arguments import read_call
 
     call = read_call(name, called, _plain(arguments) if name == "fit" else arguments)

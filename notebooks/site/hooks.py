@@ -6,6 +6,7 @@ Links are written as they work in the repository, and are turned here. Two pages
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from itertools import groupby
@@ -115,12 +116,12 @@ def options(group: str) -> str:
     if group == "general":
         return "\n".join(_options("", general_options("fit")))
     if group != "data":
-        return "\n".join(_options(f"{group}.", options_of(*option_groups()[group])))
+        return "\n".join(_options(f"{group}.", options_of(option_groups()[group])))
     parts = []
     for title, kind in KINDS_OF_DATA.items():
         bases = [base for base in kind.__mro__[1:] if base in KINDS_OF_DATA.values()]
-        known = {option[:4] for base in bases for option in options_of(base.__module__, base.__name__)}
-        found = [option for option in options_of(kind.__module__, kind.__name__) if option[:4] not in known]
+        known = {option for base in bases for option in options_of(base)}
+        found = [option for option in options_of(kind) if option not in known]
         parts += [f"### data: {title}", "", *_options("data.", found)]
     return "\n".join(parts)
 
@@ -129,11 +130,12 @@ def commands() -> str:
     """Returns each command with its own options."""
     parts = []
     for name, command in COMMANDS.items():
-        usage = ["```text", usage_of(name, command.function), "```"]
+        called = command.load()
+        usage = ["```text", usage_of(name, called), "```"]
         parts += [f"## {name}", "", _sentence(command.summary), "", *usage, ""]
-        own = command_options(command.function)
-        parts += ["It takes the [options of configs](options.md).", ""] if own and own[0].name == "experiment" else []
-        parts += _options("", [option for option in own if option.name != "experiment"])
+        takes_config = "experiment" in inspect.signature(called).parameters
+        parts += ["It takes the [options of configs](options.md).", ""] if takes_config else []
+        parts += _options("", command_options(called))
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from runs import REPOSITORY
 
-from vit_lightning.config.own_files import changed_files, digests, keep_own_files, use_files
+from vit_lightning.config.own_files import _imported, changed_files, digests, keep_own_files, use_files
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 
@@ -24,12 +24,6 @@ class Net(torch.nn.Sequential):
 """
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    yield
-    use_files()
-
-
 def project(folder: Path, *, net: str = NET, width: int = 7) -> str:
     """Writes a config and the files that it names; returns the flag."""
     (folder / "pieces").mkdir(parents=True)
@@ -37,6 +31,12 @@ def project(folder: Path, *, net: str = NET, width: int = 7) -> str:
     (folder / "my_net.py").write_text(net)
     (folder / "exp.yaml").write_text("model: {class_path: my_net.Net}\n")
     return f"--config={folder / 'exp.yaml'}"
+
+
+def start_another_process() -> None:
+    for name in ("my_net", "pieces", "pieces.width"):
+        sys.modules.pop(name, None)
+        _imported.pop(name, None)
 
 
 def width(flag: str) -> int:
@@ -49,49 +49,31 @@ def problems(*arguments: str) -> str:
     return str(caught.value)
 
 
-def test_a_file_beside_the_config_is_found_from_another_folder_and_none_is_taken_for_another(in_folder):
+def test_a_file_beside_the_config_is_found_from_another_folder_and_a_process_has_one_version(in_folder):
     one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
     (in_folder / "away").mkdir()
-    assert (width(one), width(other), width(one)) == (7, 9, 7)
+    experiment = resolve([one])
+    assert (width(one), set(digests())) == (7, {"my_net.py", "pieces/width.py"})
+    text = "other/pieces/width.py is not as this process has imported it, one/pieces/width.py: start another process"
+    assert text in problems(other)
+    (in_folder / "other" / "pieces" / "width.py").write_text("WIDTH = 7\n")
+    assert width(other) == 7, "a copy, such as that of a run, is the same version"
     assert set(digests()) == {"my_net.py", "pieces/width.py"}
-    (in_folder / "one" / "pieces" / "width.py").write_text("WIDTH = 8\n")  # of the same length, in the same second
-    assert width(one) == 8
-    assert not list(in_folder.rglob("__pycache__"))
-    use_files()
+    use_files([in_folder / "away"])
     assert not digests()
-    assert "my_net" not in sys.modules
+    use_files(experiment.files)
+    assert set(digests()) == {"my_net.py", "pieces/width.py"}
+    (in_folder / "one" / "pieces" / "width.py").write_text("WIDTH = 8\n")
+    assert "one/pieces/width.py is not as this process has imported it: start another process" in problems(one)
+    use_files()
     assert not [place for place in sys.path if str(in_folder) in place]
-
-
-def test_what_the_program_has_imported_from_the_working_folder_stays(in_folder, monkeypatch):
-    use_files()
-    (in_folder / "imported_by_hand.py").write_text("VALUE = 1\n")
-    spec = importlib.util.spec_from_file_location("imported_by_hand", in_folder / "imported_by_hand.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "imported_by_hand", module)
-    flag = project(in_folder)
-    assert width(flag) == 7
-    use_files()
-    assert sys.modules["imported_by_hand"] is module
-
-
-def test_an_experiment_keeps_its_own_files_when_another_config_is_checked(in_folder):
-    one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
-    (in_folder / "one" / "mine.py").write_text("from lightning.pytorch import Callback\nclass Mine(Callback): ...\n")
-    experiment = resolve([one, "--trainer.callbacks=[mine.Mine]"])
-    for arguments in ([one], [other], ["--data=Digits", "--model.patch_size=2"]):
-        last = resolve(arguments)
-        assert type(experiment.make_trainer_arguments()["callbacks"][0]).__name__ == "Mine"
-        assert experiment.make_network()[1].out_features == 7
-        assert last.make_network() is not None
-        experiment.files.use()
-        assert set(digests()) == {"my_net.py", "pieces/width.py", "mine.py"}
 
 
 def test_the_last_config_and_then_the_working_folder_are_searched(in_folder):
     one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
     project(in_folder / "here", width=5)
     assert resolve([one, other]).make_network()[1].out_features == 9
+    assert str(in_folder / "other") == str(Path(sys.modules["my_net"].__file__).parent)
     digits = f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}"
     in_here = [digits, "--model=here.my_net.Net"]
     (in_folder / "here" / "my_net.py").write_text(NET.replace("pieces", "here.pieces"))  # folders are packages too
@@ -209,15 +191,14 @@ def test_copies_are_what_was_imported_and_win_in_a_run_folder(in_folder):
     assert (run / "pieces" / "width.py").read_text() == "WIDTH = 7\n"
     (run / "config.yaml").write_text(experiment.to_yaml())
     (run / "environment.json").write_text("{}")
+    start_another_process()
     assert width(f"--config={run / 'config.yaml'}") == 7
-    assert set(resolve([f"--config={run / 'config.yaml'}"]).files.texts) == {
-        run / "my_net.py",
-        run / "pieces" / "width.py",
-    }
+    assert Path(sys.modules["my_net"].__file__) == run / "my_net.py"
+    assert not changed_files(run)
     (in_folder / "one" / "my_net.py").write_text(NET.replace("Flatten()", "Flatten(1)"))
+    start_another_process()
     assert width(flag) == 7
     assert list(changed_files(run)) == ["my_net.py"]
-    torch.manual_seed(0)
 
 
 CACHED = """import functools, torch

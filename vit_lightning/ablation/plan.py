@@ -233,7 +233,7 @@ def plan_options() -> list[Option]:
     """Returns the options of a plan's file, those of its groups with dotted names."""
     found = []
     for prefix, kind in {"": PlanFile, **{f"{key}.": kind for key, kind in GROUPS.items()}}.items():
-        options = options_of(kind.__module__, kind.__name__)
+        options = options_of(kind)
         found += [option._replace(name=f"{prefix}{option.name}") for option in options]
     return [option for option in found if option.name not in NOT_GIVEN]
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from types import GenericAlias
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from vit_lightning.config.files import split_words
 from vit_lightning.config.names import near
-from vit_lightning.config.signatures import REQUIRED, Option
+from vit_lightning.config.signatures import REQUIRED, Option, called_with
 from vit_lightning.config.typed import Reader, unknown
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
@@ -55,10 +54,8 @@ def read_call(command: str, function: Callable[..., Any], arguments: Sequence[st
     Raises:
         UserError: all unknown, missing, repeated and wrong arguments.
     """
-    parameters, hints = inspect.signature(function).parameters, get_type_hints(function)
-    group = hints.get(next(iter(parameters), "")) if len(parameters) == 1 else None
-    if is_dataclass(group) and group.__name__ != "Experiment":  # type: ignore[union-attr]
-        return Call(function, [read_call(command, group, arguments).run()], {})  # type: ignore[arg-type]
+    if (group := called_with(function)) is not function:
+        return Call(function, [read_call(command, group, arguments).run()], {})
     taken = _taken_by(function)
     flags, words = split_words(arguments)
     own = [flag for flag in flags if _is_of(taken.options, *flag)]

@@ -33,7 +33,7 @@ from vit_lightning.commands.session import Results, chosen_matmul, logged, make_
 from vit_lightning.commands.summary import in_bytes, table_or_note, training_bytes
 from vit_lightning.commands.sweep import write_sweep
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.own_files import keep_own_files
+from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.errors import UserError, foreign
@@ -91,7 +91,7 @@ def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
     if wandb_sweep is not None:
         write_sweep(experiment, wandb_sweep, sys.argv[1:])
         return {}
-    experiment.files.use()
+    use_files(experiment.files)
     if experiment.allowed_changes and experiment.resume == "never":
         named = ",".join(experiment.allowed_changes)
         raise UserError(f"allow-config-change={named} is for a run that is resumed: give --resume")

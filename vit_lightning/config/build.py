@@ -224,7 +224,7 @@ def _part_of(kind: type[Any], general: Mapping[str, Any]) -> Part:
 def trainer_options() -> dict[str, Option]:
     """Returns the options of ``trainer``."""
     options = {key: item for key, item in signature_of(Trainer).options.items() if key not in OURS}
-    options["precision"] = Option("precision", _PRECISION_INPUT | Literal["auto"] | None, None)
+    options["precision"] = Option("precision", Literal["auto"] | _PRECISION_INPUT | None, None)
     return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
 
 

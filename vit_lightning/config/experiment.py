@@ -19,7 +19,7 @@ from vit_lightning.config.files import flatten
 from vit_lightning.config.merge import Trained
 from vit_lightning.config.networks import module_from, network_from
 from vit_lightning.config.options import Resume, Settings
-from vit_lightning.config.own_files import OwnFiles, where
+from vit_lightning.config.own_files import where
 from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
@@ -53,8 +53,8 @@ class Experiment:
     """The network; None where the module takes none."""
     module: Part
     trainer_part: Part
-    files: OwnFiles
-    """Python files of the user's own that it was made of."""
+    files: tuple[Path, ...]
+    """Folders with Python files of the user's own that it was made of."""
     trained: Trained | None = None
     """The checkpoint of the trained model that a command uses, which has been read."""
     initial: FirstWeights | None = None

@@ -1,162 +1,100 @@
-"""Python files of the user's own: found beside a config and in the working folder, and kept in the run folder.
+"""Python files of the user's own: imported from beside a config and the working folder, and kept in the run folder.
 
-They are found where nothing installed has their name, so that they shadow no module of others.
+Their folders stand last in ``sys.path``, so that they shadow no module of others. A process has one version of a file.
 """
 
 from __future__ import annotations
 
 import importlib
+import linecache
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import NoReturn
 
+import vit_lightning
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.storage.folder import is_first, write_whole
 
+Folders = tuple[Path, ...]
 
-class OwnFiles:
-    """The files that one config may import, with the modules that were made of them.
+_INSTALLED = (str(Path(vit_lightning.__file__).parent), sysconfig.get_path("stdlib"))
 
-    Two configs may have different files of one name: each has its own modules, and ``use`` puts them in place.
-    """
-
-    def __init__(self, folders: Iterable[Path] = ()) -> None:
-        self.folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
-        self.packages: set[str] = set()
-        """Names of the modules and packages that lie directly in these folders, as far as they were imported."""
-        self.modules: dict[str, ModuleType] = {}
-        self.texts: dict[Path, bytes] = {}
-        """Text of each file as it was when it was imported."""
-
-    def use(self) -> None:
-        """Lets imports search these folders from now on, in place of those of another config."""
-        global _used
-        if _used is self:
-            return
-        tops = {name.partition(".")[0] for name in _used.modules}
-        _used.modules |= {name: module for name, module in sys.modules.items() if name.partition(".")[0] in tops}
-        for name in _used.modules:
-            sys.modules.pop(name, None)
-        sys.path[:] = [place for place in sys.path if place not in _appended]
-        _appended[:] = [str(folder) for folder in self.folders if str(folder) not in sys.path]
-        sys.path += _appended  # for processes that are started afresh and load pickled objects
-        if _FINDER not in sys.meta_path:
-            sys.meta_path.insert(0, _FINDER)
-        importlib.invalidate_caches()
-        _used = self
-        sys.modules.update(self.modules)
-
-    def by_name(self) -> dict[str, Path]:
-        """Returns the imported files by their paths in a run folder, such as ``blocks/mlp.py``."""
-        files = {name: Path(str(getattr(module, "__file__", None))) for name, module in self.modules.items()}
-        return {
-            "/".join(path.parts[-1 - name.count(".") - (path.name == "__init__.py") :]): path
-            for name, path in files.items()
-            if path in self.texts
-        }
+_used: Folders = ()
+"""The folders that imports search now."""
+_imported: dict[str, tuple[Path, bytes]] = {}
+"""Files of modules of the user's own, and their texts as they were imported, by the names of the modules."""
 
 
-_used = OwnFiles()
-_appended: list[str] = []
-"""What ``sys.path`` has of the folders in use."""
+def use_files(folders: Iterable[Path] = ()) -> None:
+    """Lets imports search these folders after all others, in place of those before."""
+    global _used
+    sys.path[:] = [place for place in sys.path if place not in map(str, _used)]
+    _used = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+    sys.path += [str(folder) for folder in _used if str(folder) not in sys.path]
+    importlib.invalidate_caches()
 
 
-class _Loader(SourceFileLoader):
-    """Loader that keeps the module and the source that it runs, and neither reads nor writes bytecode files."""
-
-    def path_stats(self, path: str) -> NoReturn:
-        raise OSError  # what the import system takes for "no bytecode"
-
-    def get_data(self, path: str) -> bytes:
-        return _used.texts.setdefault(Path(path), super().get_data(path))
-
-    def exec_module(self, module: ModuleType) -> None:
-        _used.modules[module.__name__] = module
-        try:
-            super().exec_module(module)
-        except BaseException:
-            del _used.modules[module.__name__]
-            raise
-
-
-class _Finder(MetaPathFinder):
-    """Finder of modules in the folders in use; not of those that Python finds elsewhere."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        folders = list(map(str, _used.folders))
-        if path is None and (name in sys.stdlib_module_names or name == "vit_lightning" or not folders):
-            return None
-        if path is not None and name.partition(".")[0] not in _used.packages:
-            return None  # of a package of others, which may lie below the working folder
-        spec = PathFinder.find_spec(name, folders if path is None else path)
-        places = [] if spec is None else list(spec.submodule_search_locations or [])
-        if spec is None or (spec.loader is None and not any(any(Path(place).glob("*.py")) for place in places)):
-            return None  # such as runs/ or data/
-        if path is None and _installed(name) is not None:
-            return None
-        if isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
-        elif spec.loader is None:  # a folder without __init__.py: Python would search it in sys.path
-            spec = ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = places
-        _used.packages.add(name.partition(".")[0])
-        return spec
-
-
-_FINDER = _Finder()
-
-
-def _installed(name: str) -> str | None:
-    """Returns the file of an installed module, or of one of the standard library."""
-    others = [place for place in sys.path if Path(place).resolve() not in _used.folders]
-    for finder in sys.meta_path:
-        if finder is not _FINDER:
-            spec = finder.find_spec(name, others if finder is PathFinder else None)
-            origin = Path(str(None if spec is None or spec.loader is None else spec.origin))
-            if origin.is_absolute() and origin.parents[origin.name == "__init__.py"] not in _used.folders:
-                return str(origin)
-    return None
-
-
-def use_files(folders: Iterable[Path] = ()) -> OwnFiles:
-    """Lets imports search these folders, the first one first; returns their files, read anew if one has changed."""
-    files = OwnFiles(folders)
-    unchanged = all(path.is_file() and path.read_bytes() == text for path, text in _used.texts.items())
-    if files.folders == _used.folders and unchanged:
-        return _used
-    files.use()
-    return files
+def folders_in_use() -> Folders:
+    """Returns the folders that imports search now."""
+    return _used
 
 
 def also_search(folder: Path) -> None:
     """Lets imports search one more folder, after those in use."""
-    _used.folders = tuple(dict.fromkeys([*_used.folders, folder.resolve()]))
+    use_files([*_used, folder])
 
 
 @contextmanager
 def files_of(folder: Path | None) -> Iterator[None]:
     """Lets imports inside search a folder too, before those in use; None for a file that nobody trusts."""
     before = _used
-    if folder is not None:
-        use_files([folder, *before.folders])
+    use_files([*filter(None, [folder]), *before])
     try:
         yield
     finally:
-        if before.folders:  # of an experiment, which continues with its own
-            before.use()
+        use_files(before)
+
+
+def own_files() -> dict[str, tuple[Path, bytes]]:
+    """Returns the files in use that were imported, by their paths in a run folder, with their texts as they were."""
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__dict__", {}).get("__file__"))
+        if name not in _imported and _is_used(name, file) and _is_own(file):
+            _imported[name] = Path(file), Path(file).read_bytes()
+    paths = {_path(name, str(file)): (name, file, text) for name, (file, text) in _imported.items()}
+    return {
+        path: (file, text) for path, (name, file, text) in paths.items() if _is_used(name, str(file)) or _found(path)
+    }
+
+
+def _path(name: str, file: str) -> str:
+    """Returns the path of a module's file in a run folder, such as ``blocks/mlp.py``."""
+    return name.replace(".", "/") + ("/__init__.py" if file.endswith("__init__.py") else ".py")
+
+
+def _is_used(name: str, file: str) -> bool:
+    return any(file == f"{folder}/{_path(name, file)}" for folder in _used)
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file lies in the folders in use, and was not installed there."""
+    installed = file.startswith(_INSTALLED) or {"site-packages", "dist-packages"} & {*Path(file).parts}
+    return not installed and any(Path(file).is_relative_to(folder) for folder in _used)
+
+
+def _found(path: str) -> Path | None:
+    """Returns the file that the folders in use have for a path in a run folder."""
+    return next(filter(Path.is_file, (folder / path for folder in _used)), None)
 
 
 def empty_caches() -> None:
     """Empties the caches of the user's own functions: after a check they may hold tensors without numbers."""
-    for module in _used.modules.values():
+    for module in [sys.modules[name] for name in _imported if name in sys.modules]:
         for space in (module, *(item for item in vars(module).values() if isinstance(item, type))):
             for name in vars(space).copy():
                 if callable(clear := getattr(getattr(space, name, None), "cache_clear", None)):
@@ -168,21 +106,28 @@ def import_problem(class_path: str) -> str | None:
 
     A class or module that is not there is no problem here: other checks name the choices.
     """
-    name = class_path.rpartition(".")[0]
+    name, _, attribute = class_path.rpartition(".")
     top = name.partition(".")[0]
     try:
-        importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as fault:
-        if fault.name is None or not f"{name}.".startswith(f"{fault.name}."):
-            return where(fault) or one_line(fault)
+        missing = fault.name is not None and f"{name}.".startswith(f"{fault.name}.")
+        return None if missing else where(fault) or one_line(fault)
     except Exception as fault:  # whatever a module raises
         return where(fault) or one_line(fault)
-    hidden = top not in _used.modules and not hasattr(sys.modules.get(name), class_path.split(".")[-1])
-    path = next(filter(Path.is_file, (folder / f"{top}.py" for folder in _used.folders)), None) if hidden else None
-    if path is None:
+    if top == "vit_lightning" or not any((folder / end).exists() for folder in _used for end in (top, f"{top}.py")):
         return None
-    taken = "the standard library" if top in sys.stdlib_module_names else f"a package ({_installed(top)})"
-    return f"{shown(path)} has the name of a module of {taken}: rename it"
+    own_files()
+    for known, (file, text) in _imported.items():
+        other = _found(_path(known, str(file)))
+        if other is not None and other.read_bytes() != text:
+            before = "" if other == file else f", {shown(file)}"
+            return f"{shown(other)} is not as this process has imported it{before}: start another process"
+    if hasattr(module, attribute) or (hidden := _found(f"{top}.py")) is None or top in _imported:
+        return None
+    package = f"a package ({getattr(sys.modules[top], '__file__', None)})"
+    taken = "the standard library" if top in sys.stdlib_module_names else package
+    return f"{shown(hidden)} has the name of a module of {taken}: rename it"
 
 
 def where(fault: BaseException) -> str | None:
@@ -209,7 +154,7 @@ def _own_frames(fault: BaseException | None) -> list[tuple[str, int]]:
         if isinstance(fault, SyntaxError):
             frames.append((str(fault.filename), fault.lineno or 0))
         fault = fault.__cause__
-    return [(file, line) for file, line in frames if Path(file) in _used.texts]
+    return [(file, line) for file, line in frames if _is_own(file)]
 
 
 def _place(file: str, line: int) -> str:
@@ -217,9 +162,9 @@ def _place(file: str, line: int) -> str:
 
 
 def _line(file: str, line: int) -> str:
-    """Returns a source line as it was imported, on a line of its own."""
-    lines = _used.texts[Path(file)].decode(errors="replace").splitlines()
-    return f"\n    {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
+    """Returns a source line, on a line of its own."""
+    text = linecache.getline(file, line).strip()
+    return f"\n    {text}" if text else ""
 
 
 def shown(path: Path) -> str:
@@ -229,45 +174,44 @@ def shown(path: Path) -> str:
 
 def searched() -> str:
     """Names the searched folders, for messages."""
-    return ", ".join("the working folder" if folder == Path.cwd() else shown(folder) for folder in _used.folders)
+    return ", ".join("the working folder" if folder == Path.cwd() else shown(folder) for folder in _used)
 
 
 def searched_modules() -> list[str]:
     """Returns the names of the modules that lie directly in the searched folders."""
-    return [path.stem for folder in _used.folders for path in folder.glob("*.py")]
+    return [path.stem for folder in _used for path in folder.glob("*.py")]
 
 
 def trust_flag() -> str:
     """Returns the flag with which commands use the weights of a run with files of the user's own, after a space."""
-    return " --trust" if _used.modules else ""
+    return " --trust" if own_files() else ""
 
 
 def keep_own_files(folder: Path) -> None:
     """Copies the imported files of the user's own into a run folder, as they were when they were imported."""
-    for name, path in _used.by_name().items() if is_first() else ():
-        target, text = folder / name, _used.texts[path]
+    for name, (_, text) in own_files().items() if is_first() else ():
+        target = folder / name
         if not target.is_file() or target.read_bytes() != text:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, text)
 
 
 def changed_files(folder: Path) -> dict[str, tuple[str, str]]:
-    """Returns the files that differ from their copies in a run folder, with the checksums of both."""
-    return {name: (_digest(copy), _digest(text)) for name, copy, text in _with_copies(folder) if copy != text}
-
-
-def _with_copies(folder: Path) -> Iterator[tuple[str, bytes, bytes]]:
-    imported = _used.by_name()
-    for name in (path.relative_to(folder).as_posix() for path in folder.rglob("*.py")):
+    """Returns the files that differ from their copies in a run folder, with the digests of both."""
+    imported, changed = own_files(), {}
+    for copy in folder.rglob("*.py"):
+        name = copy.relative_to(folder).as_posix()
         # what the run has imported late, this process has not imported yet
-        places = [imported[name]] if name in imported else [place / name for place in _used.folders]
-        if path := next((place for place in places if place in _used.texts or place.is_file()), None):
-            yield name, (folder / name).read_bytes(), _used.texts.get(path) or path.read_bytes()
+        file = None if name in imported else _found(name)
+        text = imported[name][1] if name in imported else copy.read_bytes() if file is None else file.read_bytes()
+        if text != copy.read_bytes():
+            changed[name] = _digest(copy.read_bytes()), _digest(text)
+    return changed
 
 
 def digests() -> dict[str, str]:
-    """Returns the checksums of the imported files by their paths in a run folder."""
-    return {name: _digest(_used.texts[path]) for name, path in _used.by_name().items()}
+    """Returns the digests of the imported files by their paths in a run folder."""
+    return {name: _digest(text) for name, (_, text) in own_files().items()}
 
 
 def _digest(text: bytes) -> str:

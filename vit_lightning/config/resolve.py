@@ -12,7 +12,7 @@ from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
 from vit_lightning.config.names import near
 from vit_lightning.config.options import TRAINED
-from vit_lightning.config.own_files import use_files
+from vit_lightning.config.own_files import folders_in_use, use_files
 from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.config.typed import unknown
 from vit_lightning.errors import UserError
@@ -45,10 +45,10 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
         facts |= parse_yaml(flag[1], f"config={flag[1]}")
         options.remove(flag)
     trust = dict(flags).get("trust", "").lower() == "true"
-    files = use_files(_folders(options, folders, trust=trust))
+    use_files(_folders(options, folders, trust=trust))
     merged = merge_all(options, command, facts=facts if images else None, trust=trust)
     refuse(secret_problems(merged.config))
-    return build(merged, command, allowed_changes=allowed, images=images, files=files)
+    return build(merged, command, allowed_changes=allowed, images=images, files=folders_in_use())
 
 
 def _words(arguments: Sequence[str], command: str) -> tuple[list[tuple[str, str]], tuple[Path, ...]]:

@@ -62,6 +62,13 @@ def signature_of(target: Any, leading: int = 0) -> Signature:
     return _read(target, leading)
 
 
+def called_with(function: Callable[..., Any]) -> Any:
+    """Returns what takes the options of a command: its function, or the dataclass that is its only argument."""
+    parameters = inspect.signature(function).parameters
+    kind = get_type_hints(function).get(next(iter(parameters), "")) if len(parameters) == 1 else None
+    return kind if is_dataclass(kind) and getattr(kind, "__name__", "") != "Experiment" else function
+
+
 @functools.cache  # a config asks for each some five times
 def _read(target: Any, leading: int) -> Signature:
     found: dict[str, Option] = {}
@@ -134,7 +141,7 @@ def _calls(target: Callable[..., Any]) -> Iterator[tuple[Callable[..., Any], Any
 def _hints(target: Any) -> dict[str, Any]:
     """Returns the types of arguments; those that cannot be evaluated, such as of imports for type checks, are Any."""
     try:
-        return get_type_hints(target)
+        return get_type_hints(target, include_extras=True)
     except Exception:  # whatever the text of an annotation raises
         function = inspect.unwrap(target)
         scope = getattr(function, "__globals__", vars(sys.modules[function.__module__]))
