@@ -7,7 +7,6 @@ from tensors import randn, randomise
 from torch import nn
 
 from vit_lightning import UserError, ViT, to_reference
-from vit_lightning.limits import at_least, refuse
 from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, attention_weights
 from vit_lightning.models.blocks import TransformerEncoderBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock
@@ -362,11 +361,7 @@ def test_a_block_of_the_user_s_own_gets_all_that_the_others_get():
         to_reference(vit, family="timm")
 
 
-def test_what_a_block_refuses_is_told_with_all_else():
-    class Refusing(TransformerEncoderBlock):
-        def __init__(self, *parts, gain=-1.0):
-            refuse(at_least(0, gain=gain))
-
+def test_what_a_part_refuses_is_told_with_all_else():
     with pytest.raises(UserError) as caught:
-        ViT(**{**SMALL, "patch_size": 3}, block=Refusing)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == ["patch_size", "block.gain"]
+        ViT(**{**SMALL, "patch_size": 3}, feed_forward=partial(FeedForwardBlock, expansion=0.0))
+    assert [text.split("=")[0] for text in caught.value.problems] == ["patch_size", "feed_forward.expansion"]

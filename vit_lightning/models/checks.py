@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, choice, probabilities, refuse
+from vit_lightning.limits import at_least, choice, probabilities
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.heads import POOLS, ClassTokenAndMeanPool
@@ -25,66 +24,32 @@ DEPTH, PATCHES = 500, 1 << 20
 """Blocks and patches at most: those of DeepNet's encoder and of LongViT, the deepest and the longest that are known."""
 
 
-@contextlib.contextmanager
-def all_at_once(given: Mapping[str, Any]) -> Iterator[None]:
-    """Raises the problems of a network's arguments and, where something is wrong within, what its parts report too.
+def arguments(given: Mapping[str, Any]) -> list[str]:
+    """Returns the problems of a network's arguments, and what the parts that they choose report against theirs.
 
     Args:
-        given: the arguments of a ViT by name, with the sizes of its preset, and the network as ``self``.
-
-    Raises:
-        UserError: names every problem; what only the finished network shows comes last.
+        given: the arguments of a ViT by name, with the sizes of its preset.
     """
-    problems = _problems(given)
-    try:
-        refuse(problems)
-        yield
-    except UserError:
-        width, heads, norm, layer_scale = (given[name] for name in ("emb_size", "num_heads", "norm", "layer_scale"))
-        refuse(
-            problems,
-            _refused("attention", given["attention"], width, heads),
-            _refused("feed_forward", given["feed_forward"], width),
-            _refused("positions", given["make_positions"], (1, 1), width, 1),
-            _refused("block", given["block"], width, nn.Identity(), nn.Identity(), norm, layer_scale, 0.0),
-        )
-        refuse(
-            _refused("pool", given["make_pool"], width, heads, given["prefix_tokens"])
-        )  # which may depend on all others
-        raise
-    network, preset = given["self"], str(given["preset"])
-    counts_twice = given["activation_checkpointing"] and any(isinstance(part, BatchNorm) for part in network.modules())
-    rotary = any(isinstance(module, RotaryAttention) for module in network.modules()) and given["patch_dropout"] > 0.0
-    reads_token = any(isinstance(module, ClassTokenAndMeanPool) for module in network.modules())
-    crate = preset.startswith("CRATE") and not isinstance(network.encoder[0], CrateBlock)
-    refuse(
-        ["activation_checkpointing=true: BatchNorm would count each batch twice in its running means"] * counts_twice,
-        ["patch_dropout: RotaryAttention takes all patches, each at its position"] * rotary,
-        ["pool=ClassTokenAndMeanPool needs class_token=true"] * (reads_token and not given["class_token"]),
-        [f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"] * crate,
-    )
-
-
-def _problems(given: Mapping[str, Any]) -> list[str]:
-    """Returns the problems of arguments by themselves."""
 
     def named(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names}
 
-    pool, final_norm, attention = given["pool"], given["final_norm"], given["attention"]
-    is_of_torch = getattr(attention, "func", attention) is nn.MultiheadAttention
-    needs = {
-        "pool=cls needs class_token=true (or choose pool=mean)": pool != "cls" or given["class_token"],
-        f"depth={given['depth']} must be at most {DEPTH}": given["depth"] <= DEPTH,
-        "attention=MultiheadAttention takes three inputs (choose TorchAttention, the same of tokens)": not is_of_torch,
-    }
+    pool, token, depth, width = (given[key] for key in ("pool", "class_token", "depth", "emb_size"))
+    attention, final_norm = given["attention"], given["final_norm"]
+    of_torch = "attention=MultiheadAttention takes three inputs (choose TorchAttention, the same of tokens)"
+    rules = [
+        (pool != "cls" or token, "pool=cls needs class_token=true (or choose pool=mean)"),
+        (depth <= DEPTH, f"depth={depth} must be at most {DEPTH}"),
+        (getattr(attention, "func", attention) is not nn.MultiheadAttention, of_torch),
+    ]
     if given["distillation_token"]:
-        needs |= {
-            "distillation_token=true needs pool=cls": pool == "cls",
-            "distillation_token=true needs representation_size=null": given["representation_size"] is None,
-            "distillation_token=true needs final_norm other than after_pool": final_norm != "after_pool",
-        }
-    return [
+        rules += [
+            (pool == "cls", "distillation_token=true needs pool=cls"),
+            (given["representation_size"] is None, "distillation_token=true needs representation_size=null"),
+            (final_norm != "after_pool", "distillation_token=true needs final_norm other than after_pool"),
+        ]
+    layer_scale, none = given["layer_scale"], nn.Identity()
+    found = [
         *at_least(1, **named("in_channels", "emb_size", "depth", "num_heads", "representation_size")),
         *at_least(0, **named("num_classes", "register_tokens")),
         *patches(given["image_size"], given["patch_size"]),
@@ -95,8 +60,14 @@ def _problems(given: Mapping[str, Any]) -> list[str]:
         *choice("final_norm", final_norm, ("before_pool", "after_pool", "none")),
         *choice("initialisation", given["initialisation"], INITIALISATIONS),
         *choice("drop_path_schedule", given["drop_path_schedule"], ("linear", "constant")),
-        *(need for need, is_met in needs.items() if not is_met),
+        *(sentence for holds, sentence in rules if not holds),
+        *_reported("attention", attention, width, given["num_heads"]),
+        *_reported("feed_forward", given["feed_forward"], width),
+        *_reported("positions", given["make_positions"], (1, 1), width, 1),
+        *_reported("block", given["block"], width, none, none, nn.Identity, layer_scale, 0.0),
     ]
+    # a pool depends on all others
+    return found or _reported("pool", given["make_pool"], width, given["num_heads"], given["prefix_tokens"])
 
 
 def patches(image_size: Size, patch_size: Size) -> list[str]:
@@ -115,13 +86,29 @@ def patches(image_size: Size, patch_size: Size) -> list[str]:
     return []
 
 
-def _refused(name: str, make: Callable[..., object], *sizes: object) -> list[str]:
-    """Returns what a part reports against its arguments; sizes below 1 have been reported by themselves."""
-    if any(isinstance(size, int) and size < 1 for size in sizes):
-        return []
+def parts(network: Any, given: Mapping[str, Any]) -> list[str]:
+    """Returns what the parts of a network, once they are made, and its arguments say against each other."""
+    kinds, preset = {kind for part in network.modules() for kind in type(part).__mro__}, str(given["preset"])
+    twice = "activation_checkpointing=true: BatchNorm would count each batch twice in its running means"
+    dropped = "patch_dropout: RotaryAttention takes all patches, each at its position"
+    token = "pool=ClassTokenAndMeanPool needs class_token=true"
+    crate = f"preset={preset} needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"
+    rules = [
+        (not (given["activation_checkpointing"] and BatchNorm in kinds), twice),
+        (not (given["patch_dropout"] and RotaryAttention in kinds), dropped),
+        (given["class_token"] or ClassTokenAndMeanPool not in kinds, token),
+        (CrateBlock in kinds or not preset.startswith("CRATE"), crate),
+    ]
+    return [sentence for holds, sentence in rules if not holds]
+
+
+def _reported(name: str, make: Any, *sizes: object) -> list[str]:
+    """Returns what a part of ours reports against its arguments; sizes below 1 have been reported by themselves."""
+    ours = str(getattr(make, "func", make).__module__).startswith("vit_lightning.")
     try:
-        with torch.device("meta"):  # which takes no memory
-            make(*sizes)
+        if ours and not any(isinstance(size, int) and size < 1 for size in sizes):
+            with torch.device("meta"):  # which takes no memory and no random numbers
+                make(*sizes)
     except UserError as error:
         of_the_network = ("num_heads", "emb_size", "pool")
         return [text if text.startswith(of_the_network) else f"{name}.{text}" for text in error.problems]

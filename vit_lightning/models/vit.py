@@ -133,37 +133,39 @@ class ViT(NamedSequential):
         prefix_tokens = int(class_token) + int(distillation_token) + max(0, register_tokens)
         make_projection = chosen(patch_projection, PROJECTIONS)
         make_positions, make_pool = chosen(positions, POSITIONS), chosen(pool, POOLS)
-        with checks.all_at_once(locals()):
-            grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
-            super().__init__(
-                patch_embedding=PatchEmbedding(
-                    projection=make_projection(in_channels, patch_size, emb_size),
-                    register_tokens=RegisterTokens(emb_size, register_tokens) if register_tokens else None,
-                    distillation_token=DistillationToken(emb_size) if distillation_token else None,
-                    class_token=ClassToken(emb_size) if class_token else None,
-                    positions=make_positions(grid, emb_size, prefix_tokens),
-                    dropout=Dropout(emb_dropout),
-                    patch_dropout=PatchDropout(patch_dropout, prefix_tokens) if patch_dropout > 0.0 else None,
-                    norm=None if embedding_norm is None else embedding_norm(emb_size),
-                ),
-                encoder=TransformerEncoder(
-                    *(
-                        block(emb_size, attention(emb_size, num_heads), feed_forward(emb_size), norm, layer_scale, p)
-                        for p in drop_path_rates(drop_path, depth, drop_path_schedule)
-                    )
-                ),
-                norm=norm(emb_size) if final_norm == "before_pool" else None,
-                head=DistilledHead(emb_size=emb_size, num_classes=num_classes, dropout=head_dropout)
-                if distillation_token
-                else ClassificationHead(
-                    pool=make_pool(emb_size, num_heads, prefix_tokens),
-                    emb_size=emb_size,
-                    num_classes=num_classes,
-                    norm=norm if final_norm == "after_pool" else None,
-                    dropout=head_dropout,
-                    representation_size=representation_size,
-                ),
-            )
+        given = {**locals()}
+        refuse(checks.arguments(given))
+        grid = (image_size[0] // patch_size[0], image_size[1] // patch_size[1])
+        super().__init__(
+            patch_embedding=PatchEmbedding(
+                projection=make_projection(in_channels, patch_size, emb_size),
+                register_tokens=RegisterTokens(emb_size, register_tokens) if register_tokens else None,
+                distillation_token=DistillationToken(emb_size) if distillation_token else None,
+                class_token=ClassToken(emb_size) if class_token else None,
+                positions=make_positions(grid, emb_size, prefix_tokens),
+                dropout=Dropout(emb_dropout),
+                patch_dropout=PatchDropout(patch_dropout, prefix_tokens) if patch_dropout > 0.0 else None,
+                norm=None if embedding_norm is None else embedding_norm(emb_size),
+            ),
+            encoder=TransformerEncoder(
+                *(
+                    block(emb_size, attention(emb_size, num_heads), feed_forward(emb_size), norm, layer_scale, p)
+                    for p in drop_path_rates(drop_path, depth, drop_path_schedule)
+                )
+            ),
+            norm=norm(emb_size) if final_norm == "before_pool" else None,
+            head=DistilledHead(emb_size=emb_size, num_classes=num_classes, dropout=head_dropout)
+            if distillation_token
+            else ClassificationHead(
+                pool=make_pool(emb_size, num_heads, prefix_tokens),
+                emb_size=emb_size,
+                num_classes=num_classes,
+                norm=norm if final_norm == "after_pool" else None,
+                dropout=head_dropout,
+                representation_size=representation_size,
+            ),
+        )
+        refuse(checks.parts(self, given))
         self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
         self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
