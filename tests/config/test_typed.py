@@ -275,8 +275,6 @@ class HandsOn(Hands):
     ("kind", "given", "problem"),
     [
         ("WandbLogger", {"entity": "me", "group": "g", "tags": ["a"], "notes": "n", "job_type": "fit"}, ""),
-        ("WandbLogger", {"entty": "me"}, "a.entty=me: there is no such option (did you mean a.entity?)"),
-        ("WandbLogger", {"tags": "one"}, "a.tags=one must be a list or null"),
         ("TensorBoardLogger", {"save_dir": "logs", "flush_secs": 3}, ""),
         ("lightning.pytorch.strategies.DDPStrategy", {"find_unused_parameters": True}, ""),
         (f"{__name__}.Hands", {"out_features": 3}, ""),

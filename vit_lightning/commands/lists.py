@@ -42,7 +42,7 @@ def models(*, image_size: int = 224, num_classes: int = 1000) -> None:
         image_size: height and width of the images in pixels; presets whose patches do not divide it are left out.
         num_classes: number of classes; 0 for the features alone.
     """
-    from vit_lightning.config.presets import USUAL, published  # here, since it loads torch
+    from vit_lightning.config.networks import USUAL, published  # here, since it loads torch
 
     problems = [*at_least(1, image_size=image_size), *at_least(0, num_classes=num_classes)]
     if not problems and all(image_size % patch for patches, _ in USUAL.values() for patch in patches):

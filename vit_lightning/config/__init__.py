@@ -10,7 +10,7 @@ The files in the order in which a value passes them:
   LightningCLI in our spelling.
 - ``merge``: files and flags as one plain mapping, over the config of the checkpoint or source of weights that they
   name, which is read here once.
-- ``build``: the experiment of that mapping; each part is read and made once, then checked beside the others.
+- ``build``: the experiment of that mapping: one function a group, in order.
 - ``options``: the options that belong to us, each declared once.
 - ``signatures``, ``names``, ``own_files``, ``typed``: a class by its name, also in a file beside the config; its
   options by its signature; plain values as their types.
@@ -18,9 +18,9 @@ The files in the order in which a value passes them:
 - ``networks``: network and LightningModule. Size, channels and classes of the data reach them as arguments that a
   config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint
   rebuilds the network without the trainer.
-- ``check_values``, ``check_network``: what has the right types, but cannot work.
+- ``together``: what each group has become, and what they say of each other; ``check_network``: the network tried on the
+  meta device with data, settings and weights.
 - ``experiment``: what every command gets.
 
-``help`` reads the same options for ``--help`` from the source, so that nothing heavy is imported; ``presets`` are the
-published sizes that ``lightning models`` lists.
+``help`` reads the same options for ``--help``.
 """

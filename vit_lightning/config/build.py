@@ -1,72 +1,46 @@
-"""A checked experiment from a merged config: each part is read and made once, then what they say about each other."""
+"""A checked experiment from a merged config: each group is read and made once, then what they say about each other."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
-from vit_lightning.config.adapters import ADAPTERS, Chosen, read_loss, read_metrics, read_optimizer, with_class_weights
+from vit_lightning.config import networks
+from vit_lightning.config.adapters import ADAPTERS, read_loss, read_metrics, read_optimizer, with_class_weights
 from vit_lightning.config.check_network import check_network, optimizer_problems
-from vit_lightning.config.check_values import (
-    average_problems,
-    callbacks_of,
-    compiler_problems,
-    mode_problems,
-    monitor_problems,
-    replay_problems,
-    trainer_problems,
-    with_mode,
-)
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
 from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
-from vit_lightning.config.merge import Merged, Trained
+from vit_lightning.config.merge import Merged
 from vit_lightning.config.names import find_class, near
-from vit_lightning.config.networks import (
-    CONFIGURED,
-    data_facts,
-    empty_network,
-    fact_problems,
-    make_teacher,
-    module_from,
-    problems_of,
-    read_module,
-    read_network,
-    takes,
-    unused_problems,
-)
-from vit_lightning.config.options import (
-    COMPILES,
-    DEFAULT_CLASSES,
-    GROUPS,
-    TRAINED,
-    ConfigOptions,
-    RunOptions,
-    Settings,
-)
+from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_of, takes
+from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
+from vit_lightning.config.together import RULES, Groups
 from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
-from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
-from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
-from vit_lightning.training.compiled import REPLAYS
-from vit_lightning.training.losses import OwnLoss
-from vit_lightning.training.own_state import callback_problems
+from vit_lightning.metric_facts import goal_of
+from vit_lightning.training.checkpoints import CheckpointConfig
 
 OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
 """Classes of the options that belong to no group."""
 
 OWN_GROUPS = {"optimizer": read_optimizer, "loss": read_loss}
 """Groups of settings in whose place a class of others may stand."""
+
+_AT_LEAST: dict[str, float] = dict.fromkeys(("max_epochs", "max_steps", "num_nodes", "check_val_every_n_epoch"), 1)
+_AT_LEAST |= {"accumulate_grad_batches": 1, "limit_train_batches": 1e-9}
+_AT_LEAST |= dict.fromkeys(("min_epochs", "min_steps", "log_every_n_steps", "gradient_clip_val"), 0)
 
 
 def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
@@ -80,84 +54,112 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     Raises:
         UserError: all problems.
     """
-    config = merged.config
     reader = Reader(ADAPTERS, merged.problems, complete=not merged.problems)
-    general = _read_general(reader, config)
-    module = read_module(reader, config)
-    if module is not WRONG:
-        config = as_lightning_trains(config, module.target)
-    data_part, data, unread = _read_data(reader, with_class(config, "data", complete=merged.complete), command, merged)
-    needs_data = not general.get("print_config")
-    if needs_data:
-        reader.problems += unread
-    trained = merged.trained
-    if data is not None and trained is not None:
-        trained, data = _for_classes_of(reader, trained, data)
-    config = {**config, "loss": with_class_weights(reader, config.get("loss"), data)}
-    setting_parts = {key: _read_settings(reader, key, config) for key in Settings._fields}
-    facts = None if data is None else data_facts(data)
-    if module is not WRONG and facts is not None:
-        reader.problems += fact_problems(module, config.get("module"), facts)
-    has_network = module is not WRONG and takes(module, "model") and not (module.name and config.get("model") is None)
-    model = with_class(config, "model", complete=merged.complete)
-    network = read_network(reader, model, facts) if has_network else None
-    trainer = Part(Trainer, reader.arguments(trainer_options(), _options_of_trainer(reader, config), "trainer"))
-    metrics = read_metrics(reader, config.get("metrics"), 10 if facts is None else facts["num_classes"])
-    logged = {} if data is None else _logged(data, metrics)
-    if setting_parts["checkpoint"] is not WRONG:
-        setting_parts["checkpoint"] = with_mode(setting_parts["checkpoint"], logged)
-
-    _, run = (_make(reader, "", _part_of(kind, general)) for kind in OPTION_KINDS)
-    settings = {key: _make(reader, key, part) for key, part in setting_parts.items()}
-    if module is not WRONG:
-        reader.problems += [*unused_problems(module, config), *_frozen_problems(module, settings, general)]
-    if command == "test" or (command == "fit" and general.get("test")):
-        reader.problems += _test_problems(module, data)
-    teacher, initial = None, None
-    if data is not None:
-        reader.problems += _loss_problems(settings["loss"], data)
-        network, empty, initial = check_network(reader, network, data, settings, general, merged)
-        if module is not WRONG and module.name and not reader.problems:
-            filled = {**data_facts(data), **settings, "network": empty, "metrics": {}, "distillation": None}
-            with problems_of(reader, "", module, "module"):
-                made = empty_network(lambda: module_from(module, filled), "module")
-                if lacks_optimizer(module.target):
-                    reader.problems += optimizer_problems(made, settings["optimizer"])
-        if command == "fit" and settings["distillation"] is not None and settings["distillation"].teacher:
-            with problems_of(reader, "", None):
-                teacher = make_teacher(settings["distillation"].teacher, data, trust=general.get("trust", False))
-    reader.problems += [*trainer_problems(trainer.arguments), *average_problems(trainer, settings["ema"])]
-    reader.problems += callback_problems(callback.target for callback in callbacks_of(trainer))
-    # a run that is resumed keeps what it began with
-    is_new = command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes")
-    reader.problems += compiler_problems() if general.get("compile") and command in COMPILES else []
-    if general.get("compile") == REPLAYS and command in COMPILES and module is not WRONG:
-        reader.problems += replay_problems(trainer, module)
-    if data is not None and module is not WRONG and command not in TRAINED:
-        known = {} if module.name else logged
-        reader.problems += monitor_problems(trainer, settings["checkpoint"], known)
-        reader.problems += mode_problems(trainer, settings["checkpoint"], known) if is_new else []
+    groups = Groups(merged, command, reader, merged.config, may_differ=bool(of_call.get("allowed_changes")))
+    for read in ORDER:
+        read(groups)
+    reader.problems += [problem for rule in RULES for problem in rule(groups)]
     refuse(_without_consequences(reader.problems))
-    assert data is not None or not needs_data
-
-    used = {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in setting_parts.items()}
-    general |= {"experiment": general["experiment"] or "run", "metrics": [item.plain for item in metrics] or None}
-    parts = {"module": module if module.name else None, "model": network, "data": data_part, **used, "trainer": trainer}
+    module, general, parts = groups.module, groups.general, groups.setting_parts
+    assert module is not None
+    assert groups.data is not None or general["print_config"]
+    used = {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in parts.items()}
+    general |= {"experiment": general["experiment"] or "run"}
+    general["metrics"] = [item.plain for item in groups.metrics] or None
+    written = {name: general[name] for name in signature_of(ConfigOptions).options}
+    written |= {"module": module if module.name else None, "model": groups.network, "data": groups.data_part, **used}
     return Experiment(
-        config=plain({**{name: general[name] for name in signature_of(ConfigOptions).options}, **parts}),
-        data=data,  # type: ignore[arg-type]  # None where the config alone is printed
-        network=network,
+        config=plain({**written, "trainer": groups.trainer}),
+        data=groups.data,  # type: ignore[arg-type]  # None where the config alone is printed
+        network=groups.network,
         module=module,
-        trainer_part=trainer,
-        settings=Settings(**settings),
-        metrics={item.name: item.metric for item in metrics},
-        trained=trained,
-        initial=initial,
-        teacher=teacher,
-        replaced=(*merged.replaced, *unread),
-        **vars(run),
+        trainer_part=groups.trainer,
+        settings=Settings(**groups.settings),
+        metrics={item.name: item.metric for item in groups.metrics},
+        trained=groups.trained,
+        initial=groups.initial,
+        teacher=groups.teacher,
+        replaced=(*merged.replaced, *groups.unread),
+        **vars(groups.run),
         **of_call,
     )
+
+
+def read_general(groups: Groups) -> None:
+    """Reads and makes the options that belong to no group; refuses keys that are nothing."""
+    reader, config = groups.reader, groups.config
+    options = {key: option for kind in OPTION_KINDS for key, option in signature_of(kind).options.items()}
+    own = {key: value for key, value in config.items() if key not in (*GROUPS, "metrics")}
+    for name in [name for name in own if name not in options]:
+        reader.problems.append(_unknown(name, own.pop(name), config, [*options, *GROUPS]))
+    groups.general = reader.arguments({name: options[name] for name in options if name != "metrics"}, own, "")
+    for kind in OPTION_KINDS:
+        known = {name: groups.general[name] for name in signature_of(kind).options if name in groups.general}
+        groups.run = _make(reader, "", Part(kind, known))
+
+
+def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str:
+    """Returns the problem of a key that is nothing, which may be an option of a group without its group."""
+    found = {key: Reader().find(None, with_class(config, key), key) for key in DEFAULT_CLASSES}
+    groups: dict[str, Any] = {key: one.target for key, one in found.items() if one is not None}
+    groups |= {"trainer": Trainer, **{key: type(settings) for key, settings in Settings()._asdict().items()}}
+    inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
+    likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
+    if name == "ckpt":
+        instead = "--init_from=SOURCE starts from its weights, lightning fit --resume=RUN resumes a run"
+        return f"{name}={value}: there is no such option ({instead})"
+    if isinstance(value, dict | list) or not likely:
+        return unknown(name, value, "", names)
+    return f"{name}={value}: there is no such option (did you mean {likely[0]}?)"
+
+
+def is_general_option(command: str, key: str) -> bool:
+    """Whether a flag is a config, a group of options or an option that belongs to none."""
+    names = {name for kind in OPTION_KINDS for name in signature_of(kind).options}
+    more = ["ckpt"] if command in TRAINED else []
+    return key.partition(".")[0].rstrip("+") in {"config", *more, *GROUPS, *names}
+
+
+def read_module(groups: Groups) -> None:
+    """Reads the LightningModule, by which LightningCLI fills in what is not given."""
+    module = networks.read_module(groups.reader, groups.config)
+    if module is not WRONG:
+        groups.module = module
+        groups.config = as_lightning_trains(groups.config, module.target)
+
+
+def read_data(groups: Groups) -> None:
+    """Reads and makes the data, or says why its files cannot be read; a trained model gives it its labels."""
+    reader, trained = groups.reader, groups.merged.trained
+    part = reader.part(Place(ImageData), with_class(groups.config, "data", complete=groups.merged.complete), "data")
+    groups.data_part, groups.trained = part, trained
+    if (data := _made_data(reader, part)) is None:
+        return
+    if trained is not None:
+        data.wanted = "val" if groups.command == "validate" else "test"
+        root = value_at(flatten(trained.checkpoint.get("config")), "data.root")
+        if root is None or Path(root).resolve() != Path(getattr(data, "root", "")).resolve():
+            data.learned = str(trained.checkpoint.get("images"))
+    before = len(reader.problems)
+    with problems_of(reader, "data", part):
+        data.check()
+    if unread := reader.problems[before:]:
+        groups.unread = unread
+        if groups.general.get("print_config"):
+            del reader.problems[before:]
+        return
+    if data.wanted is None:
+        with problems_of(reader, "data", part):
+            data.check_augment()
+    groups.data, groups.data_part = data, replace(part, arguments={**part.arguments, **data.pinned()})
+    if trained is not None and not isinstance(data, ImageFiles):  # which have no labels
+        names = (trained.checkpoint.get("test_view") or {}).get("class_names")
+        try:
+            note = data.take_classes(names, f"the model of ckpt={trained.path}")
+            groups.trained = trained._replace(notes=(*trained.notes, *[note] * bool(note)))
+        except UserError as error:
+            reader.problems += error.problems
+            groups.data = None
 
 
 def with_class(config: Config, key: str, *, complete: bool = True) -> Any:
@@ -186,111 +188,6 @@ def _without_consequences(problems: Sequence[str]) -> list[str]:
     return [text for text in problems if " must be " in text or not begins or not text.startswith(begins)]
 
 
-def _read_general(reader: Reader, config: Config) -> dict[str, Any]:
-    """Returns the values of the options that belong to no group; refuses keys that are nothing."""
-    options = {key: option for kind in OPTION_KINDS for key, option in signature_of(kind).options.items()}
-    own = {key: value for key, value in config.items() if key not in (*GROUPS, "metrics")}
-    for name in [name for name in own if name not in options]:
-        reader.problems.append(_unknown(name, own.pop(name), config, [*options, *GROUPS]))
-    return reader.arguments({name: options[name] for name in options if name != "metrics"}, own, "")
-
-
-def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str:
-    """Returns the problem of a key that is nothing, which may be an option of a group without its group."""
-    found = {key: Reader().find(None, with_class(config, key), key) for key in DEFAULT_CLASSES}
-    groups: dict[str, Any] = {key: one.target for key, one in found.items() if one is not None}
-    groups |= {"trainer": Trainer, **{key: type(settings) for key, settings in Settings()._asdict().items()}}
-    inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
-    likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
-    if name == "ckpt":
-        instead = "--init_from=SOURCE starts from its weights, lightning fit --resume=RUN resumes a run"
-        return f"{name}={value}: there is no such option ({instead})"
-    if isinstance(value, dict | list) or not likely:
-        return unknown(name, value, "", names)
-    return f"{name}={value}: there is no such option (did you mean {likely[0]}?)"
-
-
-def is_general_option(command: str, key: str) -> bool:
-    """Whether a flag is a config, a group of options or an option that belongs to none."""
-    names = {name for kind in OPTION_KINDS for name in signature_of(kind).options}
-    more = ["ckpt"] if command in TRAINED else []
-    return key.partition(".")[0].rstrip("+") in {"config", *more, *GROUPS, *names}
-
-
-def _part_of(kind: type[Any], general: Mapping[str, Any]) -> Part:
-    return Part(kind, {name: general[name] for name in signature_of(kind).options if name in general})
-
-
-def trainer_options() -> dict[str, Option]:
-    """Returns the options of ``trainer``."""
-    options = {key: item for key, item in signature_of(Trainer).options.items() if key not in OURS}
-    options["precision"] = Option("precision", Literal["auto"] | _PRECISION_INPUT | None, None)
-    return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
-
-
-def _options_of_trainer(reader: Reader, config: Config) -> Mapping[str, Any]:
-    given = config.get("trainer") or {}
-    if isinstance(given, Mapping):
-        return given
-    reader.problems.append(f"trainer={given}: give its options (max_epochs, precision, callbacks ...)")
-    return {}
-
-
-def _read_settings(reader: Reader, key: str, config: Config) -> Any:
-    """Returns a group of settings; of loss and optimizer also a class of others in its place."""
-    given = {} if config.get(key) is None else config[key]
-    kind = type(getattr(Settings(), key))
-    options = signature_of(kind).options
-    if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):
-        name = options.get("name")
-        meant = f"; did you mean {key}.name={given}?" if name is not None and given in get_args(name.kind) else ""
-        reader.problems.append(f"{key}={given}: give its options ({', '.join(options)}){meant}")
-        return WRONG
-    if key in OWN_GROUPS:
-        return OWN_GROUPS[key](reader, given)
-    if "class_path" in given:
-        text = f"{key} takes no class (choose {', '.join(options)})"
-        reader.problems.append(f"{key}.class_path={given['class_path']}: {text}")
-        return WRONG
-    return reader.part(Place(kind), given, key)
-
-
-def _read_data(reader: Reader, given: Any, command: str, merged: Merged) -> tuple[Any, ImageData | None, list[str]]:
-    """Returns the data of a config, and makes it or says why its files cannot be read."""
-    part = reader.part(Place(ImageData), given, "data")
-    if (data := _made_data(reader, part)) is None:
-        return part, None, []
-    if merged.trained is not None:
-        data.wanted = "val" if command == "validate" else "test"
-        checkpoint = merged.trained.checkpoint
-        root = value_at(flatten(checkpoint.get("config")), "data.root")
-        if root is None or Path(root).resolve() != Path(getattr(data, "root", "")).resolve():
-            data.learned = str(checkpoint.get("images"))
-    before = len(reader.problems)
-    with problems_of(reader, "data", part):
-        data.check()
-    if unread := reader.problems[before:]:
-        del reader.problems[before:]
-        return part, None, unread
-    if data.wanted is None:
-        with problems_of(reader, "data", part):
-            data.check_augment()
-    return replace(part, arguments={**part.arguments, **data.pinned()}), data, []
-
-
-def _for_classes_of(reader: Reader, trained: Trained, data: ImageData) -> tuple[Trained, ImageData | None]:
-    """Gives images of a trained model its labels, by the names of its classes; None for images of other classes."""
-    if isinstance(data, ImageFiles):  # which have no labels
-        return trained, data
-    names = (trained.checkpoint.get("test_view") or {}).get("class_names")
-    try:
-        note = data.take_classes(names, f"the model of ckpt={trained.path}")
-    except UserError as error:
-        reader.problems += error.problems
-        return trained, None
-    return trained._replace(notes=(*trained.notes, *[note] * bool(note))), data
-
-
 def _made_data(reader: Reader, part: Any) -> ImageData | None:
     """Returns the data; where values are refused, with those of its defaults, so that all else can be checked."""
     for _ in range(3 if isinstance(part, Part) else 0):
@@ -311,35 +208,131 @@ def _make(reader: Reader, key: str, part: Any) -> Any:
     return None
 
 
-def _test_problems(module: Any, data: ImageData | None) -> list[str]:
-    """Returns what a test needs and a LightningModule or LightningDataModule of the user's lacks."""
+def read_list_of_metrics(groups: Groups) -> None:
+    """Reads and tries the metrics."""
+    classes = 10 if groups.data is None else len(groups.data.label_names)
+    groups.metrics = read_metrics(groups.reader, groups.config.get("metrics"), classes)
+
+
+def read_settings(groups: Groups) -> None:
+    """Reads and makes the groups of settings."""
+    reader, config = groups.reader, groups.config
+    loss = with_class_weights(reader, config.get("loss"), groups.data)
+    for key, default in Settings()._asdict().items():
+        part = _read_settings(reader, key, type(default), loss if key == "loss" else config.get(key))
+        if key == "checkpoint" and part is not WRONG:
+            part = _with_mode(part, groups)
+        groups.setting_parts[key], groups.settings[key] = part, _make(reader, key, part)
+
+
+def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Any:
+    """Returns a group of settings; of loss and optimizer also a class of others in its place."""
+    given, options = {} if given is None else given, signature_of(kind).options
+    if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):
+        name = options.get("name")
+        meant = f"; did you mean {key}.name={given}?" if name is not None and given in get_args(name.kind) else ""
+        reader.problems.append(f"{key}={given}: give its options ({', '.join(options)}){meant}")
+        return WRONG
+    if key in OWN_GROUPS:
+        return OWN_GROUPS[key](reader, given)
+    if "class_path" in given:
+        text = f"{key} takes no class (choose {', '.join(options)})"
+        reader.problems.append(f"{key}.class_path={given['class_path']}: {text}")
+        return WRONG
+    return reader.part(Place(kind), given, key)
+
+
+def _with_mode(checkpoint: Part, groups: Groups) -> Part:
+    """Returns the options of checkpoints with the mode of their metric, where none is given and it is known."""
+    given = checkpoint.arguments
+    monitor = given.get("monitor", CheckpointConfig.monitor)
+    goal = groups.logged.get(monitor) or goal_of(monitor)
+    return (
+        replace(checkpoint, arguments={**given, "mode": goal[:3]}) if goal and given.get("mode") is None else checkpoint
+    )
+
+
+def read_trainer(groups: Groups) -> None:
+    """Reads the arguments of Lightning's Trainer."""
+    reader, given = groups.reader, groups.config.get("trainer") or {}
+    if not isinstance(given, Mapping):
+        reader.problems.append(f"trainer={given}: give its options (max_epochs, precision, callbacks ...)")
+        given = {}
+    groups.trainer = Part(Trainer, reader.arguments(trainer_options(), given, "trainer"))
+    reader.problems += _out_of_range(groups.trainer.arguments)
+
+
+def _out_of_range(trainer: Mapping[str, Any]) -> list[str]:
+    """Returns arguments of the Trainer that have the right types, but cannot work."""
+    endless = ("max_epochs", "max_steps")
     problems = []
-    if module is not WRONG and module.target.test_step is LightningModule.test_step:
-        problems.append(f"module.class_path={module.name} has no test_step (give it one, or fit with test=false)")
-    if isinstance(data, WrappedDataModule) and not data.has_test:
-        problems.append(f"data.{data.title} has no test_dataloader (give it one, or fit with test=false)")
+    if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
+        problems.append(f"trainer.devices={trainer['devices']} must be at least 1 (or auto, or -1 for all)")
+    for name, least in _AT_LEAST.items():
+        value = trainer.get(name)
+        if value is None or (name in endless and value == -1):
+            continue
+        if not math.isfinite(value) or value < least:
+            rule = f"at least {least}" if least == int(least) else "above 0"
+            problems.append(f"trainer.{name}={value} must be {rule}{' (or -1 for no end)' * (name in endless)}")
+    if (longest := trainer.get("max_time")) is not None and not re.search("[1-9]", str(longest)):
+        problems.append(f"trainer.max_time={longest} must be a time above 0 (days:hours:minutes:seconds)")
+    algorithm = trainer.get("gradient_clip_algorithm")
+    if algorithm not in (None, "norm", "value"):
+        problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
+    elif algorithm is not None and trainer.get("gradient_clip_val") is None:
+        problems.append(f"trainer.gradient_clip_algorithm={algorithm} does nothing without trainer.gradient_clip_val")
     return problems
 
 
-def _frozen_problems(module: Part, settings: Mapping[str, Any], general: Mapping[str, Any]) -> list[str]:
-    """Returns what asks to freeze a part of the network of a module that takes none."""
-    given = [f"freeze={general['freeze']}"] if general.get("freeze") else []
-    given += [f"lora.rank={settings['lora'].rank}"] if settings["lora"] is not None and settings["lora"].rank else []
-    refused = given and not takes(module, "model")
-    return [f"{', '.join(given)}: module.class_path={module.name} takes no network"] if refused else []
+def trainer_options() -> dict[str, Option]:
+    """Returns the options of ``trainer``."""
+    options = {key: item for key, item in signature_of(Trainer).options.items() if key not in OURS}
+    options["precision"] = Option("precision", Literal["auto"] | _PRECISION_INPUT | None, None)
+    return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
 
 
-def _loss_problems(loss: Any, data: ImageData) -> list[str]:
-    """Returns why a loss of others does not take the targets of the data."""
-    found = (
-        loss.problems(len(data.label_names), mixes=bool(getattr(data, "mixing", None))) if type(loss) is OwnLoss else []
-    )
-    return [f"loss.class_path={loss.name}: {text}" for text in found]
+def read_network(groups: Groups) -> None:
+    """Reads the network with the facts of the data, and tries it on the meta device with settings and weights."""
+    reader, module, data, settings = groups.reader, groups.module, groups.data, groups.settings
+    if module is None or not takes(module, "model") or (module.name and groups.config.get("model") is None):
+        return
+    given = with_class(groups.config, "model", complete=groups.merged.complete)
+    network = networks.read_network(reader, given, groups.facts)
+    groups.network = None if network is WRONG else network
+    if data is not None:
+        checked = check_network(reader, groups.network, data, settings, groups.general, groups.merged)
+        groups.network, groups.empty, groups.initial = checked
 
 
-def _logged(data: ImageData, metrics: Sequence[Chosen]) -> dict[str, Goal | None]:
-    """Returns the names of all that ViTClassifier logs, with their goals."""
-    table = with_own({item.name: item.metric for item in metrics})
-    names = [*metric_names("val", "train", classes=len(data.label_names), table=table), *STEP_METRICS]
-    own = {f"val/{item.name}": item.plain["init_args"]["goal"] for item in metrics}
-    return {name: own[name] if name in own else goal_of(name) for name in names}
+def try_module(groups: Groups) -> None:
+    """Makes a LightningModule of the user's around the network on the meta device, if nothing is wrong so far."""
+    reader, module, data, settings = groups.reader, groups.module, groups.data, groups.settings
+    if data is not None and module is not None and module.name and not reader.problems:
+        filled = {**(groups.facts or {}), **settings, "network": groups.empty, "metrics": {}, "distillation": None}
+        with problems_of(reader, "", module, "module"):
+            made = empty_network(lambda: module_from(module, filled), "module")
+            if lacks_optimizer(module.target):
+                reader.problems += optimizer_problems(made, settings["optimizer"])
+
+
+def open_teacher(groups: Groups) -> None:
+    """Opens the teacher of a distillation."""
+    distillation, data = groups.settings["distillation"], groups.data
+    if data is not None and groups.command == "fit" and distillation is not None and distillation.teacher:
+        with problems_of(groups.reader, "", None):
+            groups.teacher = make_teacher(distillation.teacher, data, trust=groups.general.get("trust", False))
+
+
+ORDER: tuple[Callable[[Groups], None], ...] = (
+    read_general,
+    read_module,
+    read_data,
+    read_list_of_metrics,
+    read_settings,
+    read_trainer,
+    read_network,
+    try_module,
+    open_teacher,
+)
+"""The groups in the order in which they are read: each may use what those before it have become."""

@@ -1,4 +1,7 @@
-"""The network and the LightningModule of a config: read with the facts of the data among their arguments, and made."""
+"""The network and the LightningModule of a config: read with the facts of the data among their arguments, and made.
+
+Also the presets as they were published, which ``lightning models`` lists.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -27,10 +31,16 @@ from vit_lightning.config.typed import WRONG, Part, Place, Reader, untyped_texts
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import refuse
+from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
+from vit_lightning.models.layers import LayerNorm
+from vit_lightning.models.patches import LinearProjection
+from vit_lightning.models.presets import PRESETS
+from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.training.losses import Teacher
+from vit_lightning.training.resources import forward_flops
 from vit_lightning.weights.hubs import LIBRARIES
 from vit_lightning.weights.sources import open_teacher
 
@@ -65,8 +75,8 @@ def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) ->
     names = {fact: fact for fact in FACTS} | (TIMM_NAMES if name.startswith("timm.") else {})
     if facts is not None:
         for option, fact in names.items():
-            if option in known and option in arguments and not _agrees(option, arguments[option], facts[fact]):
-                reader.problems.append(_unlike_data(f"model.{option}", arguments[option], facts[fact]))
+            if option in known and option in arguments and not agrees(option, arguments[option], facts[fact]):
+                reader.problems.append(unlike_data(f"model.{option}", arguments[option], facts[fact]))
             if option in known:
                 arguments[option] = facts[fact]
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
@@ -109,7 +119,7 @@ def timm_name(target: Any, arguments: Mapping[str, Any]) -> str:
     return str(arguments.get("model_name") or target.__name__)
 
 
-def _agrees(name: str, given: Any, fact: Any) -> bool:
+def agrees(name: str, given: Any, fact: Any) -> bool:
     """Whether a given value is that of the data; one of a wrong type is refused by its type."""
     reader = Reader()
     value = reader.value(int | tuple[int, int] if name in ("image_size", "img_size") else int, given, name)
@@ -264,17 +274,8 @@ def read_module(reader: Reader, config: Config) -> Any:
     return reader.made_of(found, signature._replace(options=options), "module")
 
 
-def fact_problems(part: Part, given: Any, facts: Mapping[str, Any]) -> list[str]:
-    """Returns the arguments of a module that are facts of the data, and are given otherwise."""
-    own = [fact for fact in FACTS if isinstance(given, Mapping) and fact in given and fact in filled_in(part.target)]
-    return [
-        _unlike_data(f"module.{fact}", given[fact], facts[fact])
-        for fact in own
-        if not _agrees(fact, given[fact], facts[fact])
-    ]
-
-
-def _unlike_data(option: str, given: Any, fact: Any) -> str:
+def unlike_data(option: str, given: Any, fact: Any) -> str:
+    """Returns the problem of an argument that is a fact of the data, and is given otherwise."""
     return f"{option}={given} does not fit the data, which has {fact} (leave it out)"
 
 
@@ -283,19 +284,6 @@ def takes(part: Part, key: str) -> bool:
     if key == "optimizer" and lacks_optimizer(part.target):
         return True
     return ("network" if key == "model" else key) in filled_in(part.target)
-
-
-def unused_problems(part: Part, config: Config) -> list[str]:
-    """Returns the options that are given, but that the module does not take."""
-    keys = [key for key in (*CONFIGURED, "model") if config.get(key) is not None and not takes(part, key)]
-    given = [f"{key}.{name}={value}" for key in keys for name, value in _items(config[key])]
-    words = " or ".join("network" if key == "model" else key for key in keys)
-    why = f"module.class_path={part.name} takes no {words} (leave it out, or give the class that argument)"
-    return [f"{', '.join(given)}: {why}"] if given else []
-
-
-def _items(given: Any) -> list[tuple[str, Any]]:
-    return list(given.items()) if isinstance(given, Mapping) else [("class_path", given)]
 
 
 def module_from(part: Part, available: Mapping[str, Any]) -> LightningModule:
@@ -315,3 +303,51 @@ def module_from(part: Part, available: Mapping[str, Any]) -> LightningModule:
     module: Any = replace(part, target=type(kind.__name__, (ConfiguredOptimizer, kind), more)).make(**given)
     module.optimizer_config = available["optimizer"]
     return module  # type: ignore[no-any-return]
+
+
+USUAL = {
+    "Ti": ((16,), "Touvron et al. 2021, DeiT (arXiv 2012.12877), table 1"),
+    "S": ((16,), "Touvron et al. 2021, DeiT (arXiv 2012.12877), table 1"),
+    "B": ((16, 32), "Dosovitskiy et al. 2021, ViT (arXiv 2010.11929), table 1"),
+    "L": ((16, 32), "Dosovitskiy et al. 2021, ViT (arXiv 2010.11929), table 1"),
+    "H": ((14,), "Dosovitskiy et al. 2021, ViT (arXiv 2010.11929), table 1"),
+    "CRATE": ((16,), "Yu et al. 2023, CRATE (arXiv 2306.01129), table 1"),
+}
+"""Patch sizes of published models, and their sources."""
+
+CRATE = partial(
+    ViT,
+    block=CrateBlock,
+    attention=MSSA,
+    feed_forward=ISTA,
+    patch_projection=partial(LinearProjection, patch_norm=LayerNorm, norm=LayerNorm),
+    final_norm="after_pool",
+)
+"""CRATE as its authors have it."""
+
+
+class Published(NamedTuple):
+    """One preset."""
+
+    name: str
+    emb_size: int
+    depth: int
+    num_heads: int
+    parameters: int
+    flops: int
+    """Floating-point operations of a forward pass of one image; a multiply-add counts as two."""
+    source: str
+
+
+def published(image_size: int, num_classes: int) -> Iterator[Published]:
+    """Yields the presets whose patches divide an image size."""
+    for size, (width, depth, heads) in PRESETS.items():
+        patches, source = USUAL[size.partition("-")[0]]
+        for name in (f"{size}/{patch}" for patch in patches if image_size % patch == 0):
+            make = partial(CRATE if size.startswith("CRATE") else ViT, name, image_size=image_size)
+            whole = empty_network(partial(make, num_classes=num_classes))
+            shallow = (empty_network(partial(make, num_classes=num_classes, depth=n)) for n in (1, 2))
+            one, two = (forward_flops(network, (3, image_size, image_size)) or 0 for network in shallow)
+            flops = one + (depth - 1) * (two - one)  # all blocks are alike
+            parameters = sum(weight.numel() for weight in whole.parameters())
+            yield Published(name, width, depth, heads, parameters, flops, source)

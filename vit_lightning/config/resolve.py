@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vit_lightning.config.build import build
-from vit_lightning.config.check_values import secret_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, refuse_words, split_words
 from vit_lightning.config.merge import merge_all
@@ -14,6 +13,7 @@ from vit_lightning.config.names import near
 from vit_lightning.config.options import TRAINED
 from vit_lightning.config.own_files import folders_in_use, use_files
 from vit_lightning.config.shipped import CONFIG_FILES, find_config
+from vit_lightning.config.together import secret_problems
 from vit_lightning.config.typed import unknown
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse

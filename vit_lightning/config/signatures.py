@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
 import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an argument that has none."""
-
-PASSED_ON_TO = {"WandbLogger.__init__": ("wandb", "init")}
-"""Module and name of the function that gets **kwargs, where another method of the class calls it."""
 
 _NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -95,13 +90,9 @@ def _read(target: Any, leading: int) -> Signature:
     else:  # no base takes them
         return Signature(found, False)
     receiver: Any = None if inspect.isclass(target) else _hints(target).get("return")
-    if place := PASSED_ON_TO.get(call.__qualname__):
-        receiver = getattr(importlib.import_module(place[0]), place[1]) if find_spec(place[0]) else None
-    is_known = inspect.isfunction(receiver)
-    more = signature_of(receiver).options if is_known or inspect.isclass(receiver) else {}
-    for name, option in more.items():
+    for name, option in signature_of(receiver).options.items() if inspect.isclass(receiver) else ():
         found.setdefault(name, option._replace(passed_on=True))
-    return Signature(found, passed_on and not is_known)
+    return Signature(found, passed_on)
 
 
 def _use(call: Callable[..., Any], kwargs: str) -> Literal["", "bases", "others"]:

@@ -1,31 +1,92 @@
-"""Values of a config that have the right types, but cannot work."""
+"""The groups of a config together: what each has become, and what they say of each other."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
 import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from torch import nn
 
-from vit_lightning.config.files import as_list
+from vit_lightning.config.adapters import Chosen
+from vit_lightning.config.files import Config, as_list
+from vit_lightning.config.merge import Merged, Trained
+from vit_lightning.config.networks import CONFIGURED, FACTS, agrees, data_facts, filled_in, takes, unlike_data
+from vit_lightning.config.options import COMPILES, TRAINED
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part
-from vit_lightning.metric_facts import Goal, goal_of
+from vit_lightning.config.typed import Part, Reader
+from vit_lightning.data.base import ImageData
+from vit_lightning.data.wrapped import WrappedDataModule
+from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.storage.redaction import secrets_of_environment
-from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.compiled import REPLAYS, changed_steps
-from vit_lightning.training.ema import EMAConfig
 from vit_lightning.training.image_sizes import ProgressiveImageSize
+from vit_lightning.training.losses import OwnLoss, Teacher
+from vit_lightning.training.own_state import callback_problems
 from vit_lightning.training.probes import Probe
+from vit_lightning.weights.init_from import FirstWeights
+
+
+@dataclass
+class Groups:
+    """Groups of a config as far as they have been read; None where one is wrong, or the config has none."""
+
+    merged: Merged
+    command: str
+    reader: Reader
+    """Gets all problems."""
+    config: Config
+    may_differ: bool = False
+    """Whether options of a resumed run may have other values."""
+    general: dict[str, Any] = field(default_factory=dict)
+    module: Part | None = None
+    data_part: Any = None
+    data: ImageData | None = None
+    unread: list[str] = field(default_factory=list)
+    """Why the images cannot be read."""
+    trained: Trained | None = None
+    setting_parts: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    run: Any = None
+    network: Any = None
+    empty: nn.Module | None = None
+    """The network on the meta device."""
+    trainer: Part = field(default_factory=lambda: Part(None, {}))
+    metrics: list[Chosen] = field(default_factory=list)
+    initial: FirstWeights | None = None
+    teacher: Teacher | None = None
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """Facts of the data that a network gets."""
+        return None if self.data is None else data_facts(self.data)
+
+    @property
+    def callbacks(self) -> list[Part]:
+        return [one for one in as_list(self.trainer.arguments.get("callbacks")) if isinstance(one, Part)]
+
+    @property
+    def logged(self) -> dict[str, Goal | None]:
+        """Names of all that ViTClassifier logs, with their goals."""
+        if self.data is None:
+            return {}
+        table = with_own({item.name: item.metric for item in self.metrics})
+        names = [*metric_names("val", "train", classes=len(self.data.label_names), table=table), *STEP_METRICS]
+        own = {f"val/{item.name}": item.plain["init_args"]["goal"] for item in self.metrics}
+        return {name: own[name] if name in own else goal_of(name) for name in names}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a run begins; one that is resumed keeps what it began with."""
+        return self.command == "fit" and self.general.get("resume") != "must" and not self.may_differ
 
 
 def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
@@ -41,41 +102,87 @@ def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
     ]
 
 
-_AT_LEAST: dict[str, float] = {
-    "max_epochs": 1,
-    "max_steps": 1,
-    "min_epochs": 0,
-    "min_steps": 0,
-    "num_nodes": 1,
-    "accumulate_grad_batches": 1,
-    "check_val_every_n_epoch": 1,
-    "log_every_n_steps": 0,
-    "gradient_clip_val": 0,
-    "limit_train_batches": 1e-9,
-}
+def facts_of_data(groups: Groups) -> Iterator[str]:
+    """Yields the arguments of a module that are facts of the data, and are given otherwise."""
+    given, facts = groups.config.get("module"), groups.facts
+    if groups.module is not None and facts is not None and isinstance(given, Mapping):
+        for fact in [fact for fact in FACTS if fact in given and fact in filled_in(groups.module.target)]:
+            if not agrees(fact, given[fact], facts[fact]):
+                yield unlike_data(f"module.{fact}", given[fact], facts[fact])
 
 
-def trainer_problems(trainer: Mapping[str, Any]) -> list[str]:
-    """Returns arguments of the Trainer that are out of range."""
-    endless = ("max_epochs", "max_steps")
-    problems = []
-    if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
-        problems.append(f"trainer.devices={trainer['devices']} must be at least 1 (or auto, or -1 for all)")
-    for name, least in _AT_LEAST.items():
-        value = trainer.get(name)
-        if value is None or (name in endless and value == -1):
-            continue
-        if not math.isfinite(value) or value < least:
-            rule = f"at least {least}" if least == int(least) else "above 0"
-            problems.append(f"trainer.{name}={value} must be {rule}{' (or -1 for no end)' * (name in endless)}")
-    if (longest := trainer.get("max_time")) is not None and not re.search("[1-9]", str(longest)):
-        problems.append(f"trainer.max_time={longest} must be a time above 0 (days:hours:minutes:seconds)")
-    algorithm = trainer.get("gradient_clip_algorithm")
-    if algorithm not in (None, "norm", "value"):
-        problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
-    elif algorithm is not None and trainer.get("gradient_clip_val") is None:
-        problems.append(f"trainer.gradient_clip_algorithm={algorithm} does nothing without trainer.gradient_clip_val")
-    return problems
+def not_taken_by_module(groups: Groups) -> Iterator[str]:
+    """Yields the options that are given, but that the module does not take."""
+    if (module := groups.module) is None:
+        return
+    keys = [key for key in (*CONFIGURED, "model") if groups.config.get(key) is not None and not takes(module, key)]
+    items = [
+        (key, given if isinstance(given := groups.config[key], Mapping) else {"class_path": given}) for key in keys
+    ]
+    given = [f"{key}.{name}={value}" for key, item in items for name, value in item.items()]
+    if given:
+        words = " or ".join("network" if key == "model" else key for key in keys)
+        why = f"module.class_path={module.name} takes no {words} (leave it out, or give the class that argument)"
+        yield f"{', '.join(given)}: {why}"
+    freeze, lora = groups.general.get("freeze"), groups.settings["lora"]
+    frozen = [f"freeze={freeze}"] * bool(freeze) + ([f"lora.rank={lora.rank}"] if lora and lora.rank else [])
+    if frozen and not takes(module, "model"):
+        yield f"{', '.join(frozen)}: module.class_path={module.name} takes no network"
+
+
+def test_of_others(groups: Groups) -> Iterator[str]:
+    """Yields what a test needs and a LightningModule or LightningDataModule of the user's lacks."""
+    module, data = groups.module, groups.data
+    if groups.command == "test" or (groups.command == "fit" and groups.general.get("test")):
+        if module is not None and module.target.test_step is LightningModule.test_step:
+            yield f"module.class_path={module.name} has no test_step (give it one, or fit with test=false)"
+        if isinstance(data, WrappedDataModule) and not data.has_test:
+            yield f"data.{data.title} has no test_dataloader (give it one, or fit with test=false)"
+
+
+def loss_of_data(groups: Groups) -> Iterator[str]:
+    """Yields why a loss of others does not take the targets of the data."""
+    loss, data = groups.settings["loss"], groups.data
+    if data is not None and type(loss) is OwnLoss:
+        for text in loss.problems(len(data.label_names), mixes=bool(getattr(data, "mixing", None))):
+            yield f"loss.class_path={loss.name}: {text}"
+
+
+def average_beside_callbacks(groups: Groups) -> Iterator[str]:
+    """Yields callbacks that average the weights beside ``ema``."""
+    ema = groups.settings["ema"]
+    if ema is not None and ema.decay is not None:
+        for name in (one.target.__name__ for one in groups.callbacks):
+            if name.endswith("WeightAveraging"):
+                yield f"ema.decay={ema.decay} beside trainer.callbacks.{name}: give one of the two"
+
+
+def compiled(groups: Groups) -> Iterator[str]:
+    """Yields what ``torch.compile`` lacks on this machine, and what CUDA graphs cannot train with.
+
+    All batches of a shape share memory in CUDA graphs, also that of gradients.
+    """
+    option, trainer, module = groups.general.get("compile"), groups.trainer.arguments, groups.module
+    if not option or groups.command not in COMPILES:
+        return
+    yield from compiler_problems()
+    if option == REPLAYS and module is not None:
+        given = {name: value for name, value in trainer.items() if value is not None}
+        found = [name for name, values in _REPLAYS_WITH.items() if name in given and given[name] not in values]
+        devices = given.get("devices")
+        found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
+        texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
+        kinds = [one.target for one in groups.callbacks if issubclass(one.target, _REPLAYS_WITHOUT)]
+        texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds]
+        texts += [f"{module.name}.{name}" for name in changed_steps(module.target)]
+        rule = "CUDA graphs need one GPU, a ViTClassifier's steps, images of one size and gradients of one batch"
+        if texts:
+            yield f"compile={REPLAYS} beside {', '.join(texts)}: {rule} (give compile=true)"
+
+
+_REPLAYS_WITH: dict[str, tuple[Any, ...]] = {"accelerator": ("auto", "gpu", "cuda"), "strategy": ("auto",)}
+_REPLAYS_WITH |= dict.fromkeys(("num_nodes", "accumulate_grad_batches"), (1,))
+_REPLAYS_WITHOUT = (GradientAccumulationScheduler, StochasticWeightAveraging, ProgressiveImageSize)
 
 
 def compiler_problems() -> list[str]:
@@ -90,95 +197,49 @@ def compiler_problems() -> list[str]:
     return [text] if missing else []
 
 
-_REPLAYS_WITH: dict[str, tuple[Any, ...]] = {"accelerator": ("auto", "gpu", "cuda"), "strategy": ("auto",)}
-_REPLAYS_WITH |= dict.fromkeys(("num_nodes", "accumulate_grad_batches"), (1,))
-_REPLAYS_WITHOUT = (GradientAccumulationScheduler, StochasticWeightAveraging, ProgressiveImageSize)
+def monitored(groups: Groups) -> Iterator[str]:
+    """Yields metrics of checkpoints and callbacks that nothing logs, and modes by which the worst would be the best.
 
-
-def replay_problems(trainer: Part, module: Part) -> list[str]:
-    """Returns what CUDA graphs cannot train with: all batches of a shape share memory, also that of gradients."""
-    given = {name: value for name, value in trainer.arguments.items() if value is not None}
-    found = [name for name, values in _REPLAYS_WITH.items() if name in given and given[name] not in values]
-    devices = given.get("devices")
-    found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
-    texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
-    kinds = [part.target for part in callbacks_of(trainer) if issubclass(part.target, _REPLAYS_WITHOUT)]
-    texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds]
-    texts += [f"{module.name}.{name}" for name in changed_steps(module.target)]
-    rule = "CUDA graphs need one GPU, a ViTClassifier's steps, images of one size and gradients of one batch"
-    return [f"compile={REPLAYS} beside {', '.join(texts)}: {rule} (give compile=true)"] if texts else []
-
-
-def average_problems(trainer: Part, ema: EMAConfig | None) -> list[str]:
-    """Returns callbacks that average the weights beside ``ema``."""
-    if ema is None or ema.decay is None:
-        return []
-    names = [name for part in callbacks_of(trainer) if (name := part.target.__name__).endswith("WeightAveraging")]
-    return [f"ema.decay={ema.decay} beside trainer.callbacks.{name}: give one of the two" for name in names]
-
-
-def callbacks_of(trainer: Part) -> list[Part]:
-    """Returns the callbacks of the config."""
-    return [callback for callback in as_list(trainer.arguments.get("callbacks")) if isinstance(callback, Part)]
-
-
-def with_mode(checkpoint: Part, known: Mapping[str, Goal | None]) -> Part:
-    """Returns the options of checkpoints with the mode of their metric, where none is given and it is known."""
-    given = checkpoint.arguments
-    monitor = given.get("monitor", CheckpointConfig.monitor)
-    goal = known.get(monitor) or goal_of(monitor)
-    filled = {**given, "mode": goal[:3]} if goal and given.get("mode") is None else given
-    return replace(checkpoint, arguments=filled)
-
-
-def monitor_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Iterable[str]) -> list[str]:
-    """Returns monitored metrics that nothing logs.
-
-    Args:
-        trainer: the Trainer with its callbacks; those of others may log anything.
-        checkpoint: the options of checkpoints, None where they are wrong.
-        known: metrics that the module logs; none of a module of the user's, which may log anything.
+    A module or a callback of others may log anything, and what its arguments mean is its own.
     """
-    callbacks = callbacks_of(trainer)
-    if not known or not all(callback.name.startswith(("lightning.", "vit_lightning.")) for callback in callbacks):
-        return []
-    probes = [name for callback in callbacks if issubclass(callback.target, Probe) for name in callback.target.logs]
-    logged = [*known, *probes]
-    return [
-        f"{key}.monitor={metric} is not logged (choose {', '.join(logged)})"
-        for key, metric, _ in _monitors(trainer, checkpoint)
-        if metric not in logged
-    ]
-
-
-def mode_problems(trainer: Part, checkpoint: CheckpointConfig | None, known: Mapping[str, Goal | None]) -> list[str]:
-    """Returns modes of monitored metrics by which the worst value would count as the best.
-
-    Args:
-        trainer: the Trainer with its callbacks; arguments of those of others mean what they say.
-        checkpoint: the options of checkpoints, None where they are wrong.
-        known: metrics that the module logs, with their goals; none of a module of the user's.
-    """
-    problems = []
-    for key, metric, mode in _monitors(trainer, checkpoint):
-        if known and metric not in known:
-            continue
+    if groups.data is None or groups.module is None or groups.command in TRAINED:
+        return
+    callbacks, checkpoint = groups.callbacks, groups.settings["checkpoint"]
+    known = {} if groups.module.name else groups.logged
+    probes = [name for one in callbacks if issubclass(one.target, Probe) for name in one.target.logs]
+    ours = all(one.name.startswith(("lightning.", "vit_lightning.")) for one in callbacks)
+    found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []
+    for one in callbacks:
+        metric, option = one.arguments.get("monitor"), signature_of(one.target).options.get("mode")
+        if one.name.startswith("lightning.") and metric is not None:
+            mode = one.arguments.get("mode", option and option.default)
+            found.append((f"trainer.callbacks.{one.target.__name__}", metric, mode))
+    for key, metric, mode in found:
         goal = known.get(metric) or goal_of(metric)
+        if known and ours and metric not in {*known, *probes}:
+            yield f"{key}.monitor={metric} is not logged (choose {', '.join([*known, *probes])})"
+        if not groups.is_new or (known and metric not in known):
+            continue
         if goal and mode in {"max", "min"} - {goal[:3]}:
             better = f"{'lower' if mode == 'max' else 'higher'} values of {metric} are better"
-            problems.append(f"{key}.mode={mode}: {better} (give mode={goal[:3]})")
+            yield f"{key}.mode={mode}: {better} (give mode={goal[:3]})"
         elif not (goal or mode):
-            better = f"whether higher (max) or lower (min) values of {metric} are better"
-            problems.append(f"{key}.mode is missing: {better}")
-    return problems
+            yield f"{key}.mode is missing: whether higher (max) or lower (min) values of {metric} are better"
 
 
-def _monitors(trainer: Part, checkpoint: CheckpointConfig | None) -> list[tuple[str, str, Any]]:
-    """Returns keys, metrics and modes of what checkpoints and Lightning's callbacks monitor."""
-    found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []
-    for callback in callbacks_of(trainer):
-        metric, option = callback.arguments.get("monitor"), signature_of(callback.target).options.get("mode")
-        if callback.name.startswith("lightning.") and metric is not None:
-            mode = callback.arguments.get("mode", option and option.default)
-            found.append((f"trainer.callbacks.{callback.target.__name__}", metric, mode))
-    return found
+def resumable(groups: Groups) -> Iterator[str]:
+    """Yields callbacks with which no run can be resumed."""
+    yield from callback_problems(one.target for one in groups.callbacks)
+
+
+RULES: tuple[Callable[[Groups], Iterator[str]], ...] = (
+    facts_of_data,
+    not_taken_by_module,
+    test_of_others,
+    loss_of_data,
+    average_beside_callbacks,
+    resumable,
+    compiled,
+    monitored,
+)
+"""What is checked once all groups have been read."""
