@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 import timm
 import torch
-import transformers
-from safetensors.torch import save_file
 from tensors import randomise
 from torchvision import models
 
-from vit_lightning import CIFAR10, Digits, UserError, ViT, load, to_reference
+from vit_lightning import Digits, UserError, ViT, load, to_reference
 from vit_lightning.commands.export import export
 from vit_lightning.config.networks import make_teacher, network_in_file
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, read_checkpoint
@@ -62,43 +59,6 @@ def test_deit_has_the_statistics_of_imagenet(in_folder):
     with torch.no_grad():
         (pooled,) = features(source.network, images)
     assert torch.equal(pooled, open_source("a.pth", num_classes=0).network(images))
-
-
-def test_a_folder_of_timm_tells_all(theirs, in_folder):
-    Path("hub").mkdir()
-    save_file(theirs.state_dict(), "hub/model.safetensors")
-    facts = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "input_size": [3, 16, 16], "crop_pct": 0.875}
-    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": facts, "model_args": TINY}
-    Path("hub/config.json").write_text(json.dumps({**config, "num_classes": 3, "label_names": ["a", "b", "c"]}))
-    source = open_source("hub")
-    assert (source.class_names, source.view["centre_share"]) == (["a", "b", "c"], 0.875)
-    assert (source.view["mean"], source.view["std"]) == (facts["mean"], facts["std"])
-
-
-def test_a_folder_of_transformers_tells_classes_and_preprocessing(in_folder):
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 96}
-    names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}}
-    config = transformers.ViTConfig(**sizes, **names, image_size=16, patch_size=8)
-    theirs = randomise(transformers.ViTForImageClassification(config), scale=0.1).eval()
-    theirs.save_pretrained("cats")
-    size = {"height": 16, "width": 16}
-    transformers.ViTImageProcessor(size=size, image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6]).save_pretrained(
-        "cats"
-    )
-    model = load("cats")
-    pixels = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
-    mean, std = (torch.tensor(each)[:, None, None] for each in (model.mean, model.std))
-    with torch.no_grad():
-        logits = theirs((pixels / 255 - mean) / std).logits
-    found = model.predict(pixels)
-    assert (model.mean, model.std) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
-    assert [one.classes[0] for one in found] == [model.class_names[label] for label in logits.argmax(dim=1)]
-    assert [one.probabilities[0] for one in found] == pytest.approx(logits.softmax(1).amax(1).tolist(), abs=1e-5)
-    assert model.class_names == ["cat", "dog"]
-    data = CIFAR10()
-    data.image_size = (16, 16)
-    with pytest.raises(UserError, match=r"has the classes 0, 1, .*; distillation.teacher=cats has cat, dog: numbers"):
-        make_teacher("cats", data)
 
 
 def test_an_export_tells_of_a_teacher_what_its_bare_weights_do_not(in_folder):

@@ -239,18 +239,12 @@ TORCHVISION = Family(
 
 
 def _torch_encoder_names(options: Options, layout: Layout) -> Names:
-    block = "blocks.layers.*"
+    block = "blocks.layers"
     return {
-        "patch_embedding.projection.conv": "patch_embed.proj",
-        "patch_embedding.class_token.token": "cls_token",
-        "patch_embedding.positions.table": "pos_embed",
-        f"{ATTENTION}.norm": f"{block}.norm1",
-        **_multi_head_attention(f"{block}.self_attn"),
-        f"{FEED_FORWARD}.norm": f"{block}.norm2",
-        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.linear1",
-        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.linear2",
-        "norm": "norm",
-        "head.linear": "head",
+        **_names(options, {"blocks": block}),
+        **_multi_head_attention(f"{block}.*.self_attn"),
+        f"{FEED_FORWARD}.feed_forward.expand": f"{block}.*.linear1",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{block}.*.linear2",
     }
 
 

@@ -162,8 +162,11 @@ class InitialWeights:
         try:
             adapted = adapt(network, given, interpolation=interpolation, reset_head=why, rows=rows)
         except UserError as error:
-            by_itself = _differences(network, self._by_itself(network, given))
-            options = [f"{name} {known}, not {ours}" for name, ours, known in by_itself if name != "scale"]
+            wider = getattr(network, "emb_size", None) != getattr(
+                given, "emb_size", None
+            )  # its heads were the config's
+            untold = ("scale", *("num_heads", "dim_head") * wider)
+            options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name not in untold]
             problems = [*options, *error.problems]
             more = f" (and {len(problems) - 6} more differences)" if len(problems) > 6 else ""
             text = f"{KEY}={place} is of another architecture than the model: {'; '.join(problems[:6])}{more}"
@@ -172,17 +175,6 @@ class InitialWeights:
         if match is not None and match.note and any(name.startswith(heads_of(network)) for name in adapted.taken):
             notes += (f"head kept: {match.note}",)
         return FirstWeights(place, family, adapted, notes)
-
-    def _by_itself(
-        self, network: nn.Module, given: nn.Module | Mapping[str, Tensor]
-    ) -> nn.Module | Mapping[str, Tensor]:
-        """Returns a ViT as it is without the heads of the config, which say nothing about one of another width."""
-        if isinstance(network, ViT) and isinstance(given, ViT) and network.emb_size != given.emb_size:
-            with contextlib.suppress(UserError):  # the weights tell no heads: the config's are all that there is
-                return open_source(
-                    self.file, make_network=self.make_network, usual=False, trust=self.trust, key=KEY
-                ).network
-        return given
 
     def _weights_for(
         self, network: nn.Module
