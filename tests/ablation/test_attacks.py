@@ -19,7 +19,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck, tuning_sentences
+from vit_lightning.report.forecast import Spread, tuning_luck, tuning_sentences
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import tuning_table
@@ -125,12 +125,10 @@ def test_predictions_of_a_second_result_do_not_speak_about_new_images(in_folder)
 
     ledger = begin()
     before = analyse(carry_out(ledger, lambda run: predict(run, draw.random(1000) < 0.8)))
-    pairs = measured_spread(before.study).pairs
     predict(Planned("mean", 1), np.ones(1000, dtype=bool))
     after = analyse(read_study(ledger.folder))
     assert before.tested.correct.keys() - after.tested.correct.keys() == {("mean", 1)}
     assert not np.isnan(after.for_new_images(after.comparisons[0])).any()
-    assert measured_spread(after.study).pairs == pairs - 1
 
 
 def test_a_claim_is_kept_when_all_that_speaks_for_it_is_deleted(in_folder):
@@ -169,29 +167,68 @@ def test_an_option_newer_than_an_ablation_is_no_change_of_its_plan_at_its_defaul
         begin()
 
 
-def test_the_same_arms_and_seeds_in_another_folder_are_a_second_study(in_folder):
+def test_a_further_study_of_a_question_or_an_arm_is_named_with_the_error_of_all(in_folder):
     assert carry_out(begin()).plan_changed == []
-    said = "a second study of the question: runs/out has compared these arms on these seeds"
-    second = begin("other", compare={**PLAN["compare"], "alpha": 0.1})
-    assert read_study(second.folder).plan_changed == [f"{said} (seeds: {{first: 12}} would be unused)"]
-    (in_folder / "runs" / "damaged" / "ledger" / "cls-seed3").mkdir(parents=True)
-    (in_folder / "runs" / "damaged" / "ledger.json").write_text("{")
-    assert read_study(begin("unused", seeds={"first": 20}).folder).plan_changed == []
-    arms = {**PLAN["arms"], "mean": {"model.pool": "mean", "model.class_token": False}}
-    assert read_study(begin("arms", arms=arms).folder).plan_changed == [], "only one arm is the same"
+    said = "a second study of the question or of an arm (out before it): any claim of all of them is false"
+
+    def named(name: str, **options: Any) -> list[str]:
+        return read_study(begin(name, **options).folder).plan_changed
+
+    for name, options in {
+        "seeds": {"seeds": {"first": 100}},
+        "irrelevant": {"question": "", "fixed": {"trainer.log_every_n_steps": 7}},
+        "arm": {"question": "Another?", "arms": {"cls": {"model.pool": "cls"}, "deep": {"model.depth": 2}}},
+    }.items():
+        assert named(name, **options) == [f"{said} with a probability of up to 10 %"], name
+    other = {"question": "What else?", "fixed": {"model.emb_size": 32}}
+    assert named("other", **other) == [], "other networks, another question"
+    assert carry_out(begin("seeds", seeds={"first": 100})).plan_changed != []
+    third = named("third", compare={**PLAN["compare"], "alpha": 0.01})
+    assert third == [
+        "study 3 of the question or of an arm (out, seeds before it): any claim of all of them is false with a "
+        "probability of up to 11 %"
+    ]
+    with pytest.raises(UserError, match=r"unused seeds, such as \{first: 112\}"):
+        begin("out", compare={**PLAN["compare"], "smallest_effect": 0.05})
 
 
-def test_a_second_study_with_a_split_of_each_seed_is_named_and_its_unused_seeds_are_unused_in_all(in_folder):
-    def begin_at(name: str, first: int) -> Ledger:
-        return begin(name, seeds={"first": first, "split": "varies"})
+def test_a_copied_folder_that_goes_on_by_itself_is_named(in_folder):
+    carry_out(begin())
+    shutil.copytree("runs/out", "runs/copy")
+    said = "a copy of out, which goes on by itself: claims of both count"
+    assert carry_out(begin("copy")).plan_changed[0] == said
+    shutil.move("runs/copy", "runs/moved")
+    assert carry_out(begin()).plan_changed == []
+    shutil.rmtree("runs/out")
+    assert said not in read_study(begin("moved", question=PLAN["question"]).folder).plan_changed[1:]
 
-    for name, first in (("one", 50), ("two", 54), ("far", 100)):
-        carry_out(begin_at(name, first))
-    said = "has compared these arms on these seeds (seeds: {first: 112} would be unused)"
-    found = read_study(begin_at("three", 51).folder).plan_changed
-    assert found == [f"a second study of the question: runs/{name} {said}" for name in ("one", "two")]
-    assert read_study(begin_at("unused", 112).folder).plan_changed == []
-    assert read_study(begin("fixed", seeds={"first": 51}).folder).plan_changed == [], "its runs have another split"
+
+def test_an_accuracy_that_is_not_that_of_its_predictions_does_not_count(in_folder):
+    draw, ledger = np.random.default_rng(0), begin()
+
+    def result(run: Planned) -> float:
+        right = draw.random(1000) < 0.8
+        ledger.run_folder(run).mkdir(parents=True, exist_ok=True)
+        label = np.arange(1000) % 10
+        kept = {"index": np.arange(1000), "label": label, "prediction": np.where(right, label, (label + 1) % 10)}
+        np.savez(ledger.run_folder(run) / "test_predictions.npz", **kept)
+        return float(right.mean()) + 0.02 * (run.arm == "mean" and run.seed == 2)
+
+    study = carry_out(ledger, result)
+    [edited] = [run for run in study.runs if run.state == "failed"]
+    assert (edited.arm, edited.seed, edited.results) == ("mean", 2, {})
+    assert edited.cause.startswith("edited: test/acc ")
+    assert any(text.startswith("'mean' with seed 2: test/acc ") for text in study.plan_changed)
+    assert 2 not in compare(study)[0].counted, "another seed takes its place"
+    assert ledger.pending() == []
+
+
+def test_edited_results_are_called_so(in_folder):
+    carry_out(begin())
+    path = Path("runs/out/runs/mean-seed1/results.json")
+    path.write_text(path.read_text().replace("0.912", "0.999"))
+    said = "'mean' with seed 1 was edited, or is damaged; its first result, 91.20 %, counts"
+    assert carry_out(begin()).plan_changed == [said]
 
 
 def test_one_failed_run_ends_no_arm_and_is_not_tried_until_it_ends_well(in_folder):
@@ -326,7 +363,7 @@ def test_a_value_that_failed_in_one_arm_alone_is_said(in_folder):
     ledger.planned()
     ledger.end_attempt(failed, ledger.claim(failed), "diverged", "training diverged in step 7")
     study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
-    [said] = [check.text for check in run_checks(analyse(study), {}, []) if check.name.startswith("every arm could")]
+    [said] = [check.text for check in run_checks(analyse(study)) if check.name.startswith("every arm could")]
     assert said == "optimizer.lr=0.002 failed in mean: left out there alone"
 
 

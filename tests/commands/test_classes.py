@@ -280,8 +280,10 @@ def test_a_trainer_without_our_command_maps_by_name_too(control):
 @pytest.mark.parametrize(("key", "holds"), [("data.root", None), ("optimizer.lr", True)])
 def test_arms_of_other_folders_are_not_known_to_have_the_same_test_images(key, holds):
     tested = TestSets(correct={("a", 0): np.ones(4, dtype=bool)})
-    analysis = SimpleNamespace(study=SimpleNamespace(split_varies=False), tested=tested)
-    found, text = _same_images(analysis, [ConfigDifference(key, {}, planned=True)])
+    differences = [ConfigDifference(key, {}, planned=True)]
+    found, text = _same_images(
+        SimpleNamespace(study=SimpleNamespace(split_varies=False), tested=tested, differences=differences)
+    )
     assert found is holds
     assert (key in text) == (holds is None)
 

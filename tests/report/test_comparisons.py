@@ -10,6 +10,7 @@ from runs import REPOSITORY
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.comparisons import compare
 from vit_lightning.report.study import Compare, Run
+from vit_lightning.report.wording import kind_of
 
 IMAGES = 360
 
@@ -69,6 +70,30 @@ def test_a_comparison_ends_where_half_as_many_runs_again_fail_as_it_has_pairs(st
     better[3] = None
     [one] = compare(with_results(study, {"cls": base, "mean": better}))
     assert (one.verdict, one.complete, one.blocked, one.next, one.seeds_for(6)) == ("failed", 5, True, 6, 4)
+
+
+def test_no_verdict_speaks_against_its_range_though_images_are_few(study):
+    """Counts of 20 to 360 images, which are often all alike, also where the maximum was raised."""
+    draw, effect, seen = np.random.default_rng(1), 0.01, set()
+    for images in np.repeat([20, 100, 360], 60):
+        most, extended = [(8, ()), (20, (6,)), (30, (20,))][draw.integers(3)]
+        gains = effect * draw.choice([-2, -1, 0, 0.5, 1, 2]) + effect * draw.choice([0.1, 0.5, 2]) * draw.normal(
+            size=most
+        )
+        base = 0.8 + 0.003 * draw.normal(size=most)
+        results = {"cls": np.rint(base * images) / images, "mean": np.rint((base + gains) * images) / images}
+        rules = {"smallest_effect": effect, "max_seeds": most, "extended": extended}
+        [one] = compare(with_results(study, results, images=int(images), **rules))
+        kind = kind_of(one)
+        seen.add(kind)
+        if np.isnan(one.low):
+            assert not kind.startswith("clearly")
+            continue
+        assert one.low <= one.mean <= one.high
+        assert (one.low > 0, one.high < 0) == ("better" in one.claims, "worse" in one.claims)
+        assert (one.high < effect, one.low > -effect) == ("not better" in one.claims, "not worse" in one.claims)
+        assert (one.low >= effect, one.high <= -effect) == (kind == "clearly better", kind == "clearly worse")
+    assert len(seen) >= 8
 
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])

@@ -35,7 +35,7 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     assert sent["summary"]["question"].startswith("What should go to the head")
     assert sent["summary"]["headline"].endswith("undecided against 'cls'")
     assert sent["alerts"] == [("INFO", "pooling is finished", sent["summary"]["headline"])], "once, though logged twice"
-    why = "Nothing is left to run: after 6 pairs an answer by 8 seeds has a chance below 20 %; no compare.max_seeds "
+    why = "Nothing is left to run: after 6 pairs an answer by 8 seeds has a chance below 20 %; compare.max_seeds "
     assert sent["summary"]["recommendation"].startswith(f"Keep 'cls': no arm is shown to be better. {why}")
     assert ", 6 pairs). Next: stop" in sent["summary"]["verdicts"]
     assert sent["summary"]["mean/n"] == 6  # where an answer became unlikely

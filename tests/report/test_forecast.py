@@ -128,7 +128,7 @@ def test_one_pair_tells_the_disagreement_and_three_the_spread_of_other_metrics(t
     several = measured_spread(study)
     assert (several.pairs, several.freedom) == (7, 5)
     assert "allowing for how little 4 pairs tell of that: " in forecast_sentences(study, several)[1]
-    assert "at least" not in forecast_sentences(study, several)[0]
+    assert forecast_sentences(study, several)[0].endswith(" (measured on 7 pairs of runs)")
     other = dataclasses.replace(study, compare=Compare("test/loss", 0.005, 8))
     gaps = np.array([[run.results["test/loss"] for run in study.done if run.arm == arm] for arm in ("cls", "mean")])
     third = [run.results["test/loss"] for run in study.done if run.arm == "mean without class token"]
@@ -143,17 +143,6 @@ def test_power_allows_for_a_spread_of_few_pairs():
     known, rough = (expect(rules, 2, 0.6, 1.0, freedom).better for freedom in (0, 3))
     assert rough == pytest.approx(power.mean(), abs=0.04)
     assert rough < known - 0.05
-
-
-def test_differences_that_vary_more_than_disagreement_explains_count_themselves(tmp_path):
-    study = make_study(tmp_path, seeds=6, max_seeds=8, gains=(0.0, 0.0), arms={"a": {}, "b": {}})
-    assert measured_spread(study).disagreement is not None
-    for run in study.done:
-        if run.arm == "b":
-            run.results["test/acc"] += 0.1 * (-1) ** run.seed  # a seed matters, for one arm
-    found = measured_spread(study)
-    assert found.disagreement is None
-    assert 0.1 < found.sd < 0.14
 
 
 def test_the_luck_of_tuning_follows_the_direction_of_a_metric_of_the_user(tmp_path):

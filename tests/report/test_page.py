@@ -99,7 +99,11 @@ def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
         ", of runs that finish</p>",
         "Take &#x27;mean&#x27; (+",
         f"<code>lightning ablate PLAN --out={study.folder} --retry</code>",
-        "Verdicts hold for new seeds on these 2,000 test images, and for new images where they say so.",
+        "Verdicts hold for new seeds on these 2,000 test images, and for new images where they say so. "
+        "Runs were trained on 1,294 images, 30 epochs and tested on 2,000 images.",
+        "differs in",
+        "97.5 % range (points)",
+        "pairs",
         "what next",
         "also on new images",
         "7 of 12",
@@ -201,7 +205,7 @@ def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
         assert choice in recommendation(found(shift, sd))
     for analysis, differs in [(found(0.01, 0.003), True), (found(0.0, 0.003), False)]:
         too_large = "by up to about 0.2 points where the true one is 1 point or more, by up to about 0.8 points"
-        assert any(too_large in text for text in caveats(analysis)) == differs
+        assert any(too_large in text for text in caveats(analysis, {})) == differs
     half = found(-0.005, 0.008, seeds=8)
     assert headline(half) == "'mean' is not better than 'cls' by 1 point, not shown worse"
     assert recommendation(half).startswith("Keep 'cls': no arm is better by 1 point or more.")
@@ -229,6 +233,27 @@ def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     assert [row[0] for row in report.tables["verdicts"].rows if "cls" in row[0]] == ["cls with lr 0.004"]
     assert report.tables["tuning"].rows[0][1:] == ["90.10", "90.20", "90.40 (chosen)"]
     assert "tuning" in report.figures
+    assert "by tuning alone" not in report.tables["verdicts"].header, "one seed tells nothing of its luck"
+
+
+def test_the_luck_of_tuning_stands_in_the_line_of_the_verdict(tmp_path):
+    study = make_study(tmp_path / "study", images=60, gains=(0.0, 3.0, 0.0))
+    draw, options = np.random.default_rng(0), {"optimizer.lr": [0.001, 0.002, 0.004]}
+    trials = [
+        Run(arm, seed, "", "done", results={"val/acc": value, "test/acc": value}, tried={"optimizer.lr": lr})
+        for arm in ARMS
+        for lr in options["optimizer.lr"]
+        for seed in (1000, 1001)
+        for value in [0.9 + draw.normal(0, 0.02)]
+    ]
+    chosen = {arm: {"optimizer.lr": lr} for arm, lr in zip(ARMS, (0.001, 0.004, 0.001), strict=True)}
+    report = make_report(replace(study, tuning=Tuning("val/acc", "max", options, [1000, 1001], trials, chosen)))
+    place = report.tables["verdicts"].header.index("by tuning alone")
+    shown = {row[0]: row[place] for row in report.tables["verdicts"].rows}
+    luck = f"{100 * report.analysis.luck[1]:.0f} %"
+    assert shown["mean with lr 0.004"] == luck
+    assert shown["cls with lr 0.001"] == shown["mean without class token with lr 0.001"] == "\N{EN DASH}"
+    assert any(f"by tuning alone in {luck}" in line for line in report.sentences if line.startswith("'mean' with"))
 
 
 class Page(HTMLParser):
@@ -304,6 +329,65 @@ def test_runs_that_come_out_alike_raise_the_question_whether_the_arm_does_anythi
         headline(analyse(study)) == "'mean' and 'mean without class token' are equivalent to 'cls' (within 0.5 points)"
     )
     assert "do their keys change anything?" in make_report(study).notes[0]
+
+
+def test_a_difference_that_is_the_same_in_all_pairs_has_no_range_and_no_size(tmp_path):
+    """Of an image that one arm gets right with probability .95: that 8 of 8 are alike says nothing of the mean."""
+    study = make_study(tmp_path / "study", images=100, smallest_effect=0.01)
+    same = {"cls": 0.9, "mean": 0.91}
+    runs = [replace(t, results={**t.results, "test/acc": same.get(t.arm, t.results["test/acc"])}) for t in study.runs]
+    report = make_report(replace(study, runs=runs))
+    assert "'mean' is better than 'cls'" in report.headline.split("; "), "not by 1 point or more"
+    [row] = [row for row in report.tables["verdicts"].rows if row[0] == "mean"]
+    assert row[report.tables["verdicts"].header.index("97.5 % range (points)")] == "\N{EN DASH}"
+    [said] = [note for note in report.notes if note.startswith("All 8 pairs of 'mean' and 'cls' differ by the same")]
+    assert "take more test images" in said
+    assert np.isnan([verdicts(report.analysis)[0][key] or np.nan for key in ("low", "high")]).all()
+
+
+def test_every_option_in_which_an_arm_differs_is_on_the_first_screen(tmp_path):
+    study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), images=500)
+    for run in study.runs:
+        if run.arm == "mean":
+            path = study.folder / run.folder / "config.yaml"
+            path.write_text(path.read_text().replace("max_epochs: 30", "max_epochs: 60"))
+            run.results["epochs"] = 60
+    report = make_report(study)
+    differs = report.tables["verdicts"].header.index("differs in")
+    shown = {row[0]: row[differs] for row in report.tables["verdicts"].rows}
+    assert shown["cls"] == "model.pool=cls, optimizer.lr=0.002"
+    assert shown["mean"] == "model.pool=mean, trainer.max_epochs=60 (not in the plan)"
+    assert shown["mean without class token"] == "model.pool=mean, model.class_token=false, optimizer.lr=0.003"
+    assert "it differs in model.pool=mean, trainer.max_epochs=60 (not in the plan)" in report.recommendation
+    assert "Runs were trained on 1,294 images, 30 to 60 epochs" in report.caveats[0]
+    assert any(line.startswith("'mean' [model.pool=mean, trainer.max_epochs=60") for line in report.sentences)
+
+
+def test_means_and_a_difference_of_opposite_signs_have_the_reason_beside(tmp_path):
+    arms = {"cls": ARMS["cls"], "mean": ARMS["mean"]}
+    study = make_study(tmp_path / "study", seeds=8, max_seeds=20, arms=arms, gains=(0.0, 0.0), images=50)
+    values = {"cls": [0.9] * 8, "mean": [0.91, 0.92, 0.91, 0.92, 0.91, 0.92, 0.5, 0.5]}
+    runs = [replace(t, results={**t.results, "test/acc": values[t.arm][t.seed]}) for t in study.runs]
+    runs = [run for run in runs if (run.arm, run.seed) != ("cls", 7)]
+    report = make_report(replace(study, runs=runs, compare=replace(study.compare, smallest_effect=0.05)))
+    assert report.analysis.comparisons[0].n == 6
+    assert any("the signs differ: by these seeds, not by all" in note for note in report.notes)
+
+
+def test_the_range_for_new_images_of_a_small_test_set_is_no_wider_than_its_images_tell(tmp_path):
+    """Where by chance hardly anything varies over seeds, degrees of freedom below 1 made it 25 points wide."""
+    widths = []
+    for random in range(12):
+        study = make_study(tmp_path / str(random), seeds=12, images=91, gains=(0.0, 0.0, 0.0), random=random)
+        analysis = analyse(study)
+        for one in analysis.comparisons:
+            low, high = analysis.for_new_images(one)
+            widths.append((high - low) / (one.interval[1] - one.interval[0]))
+        [axis] = differences_figure(analysis).axes
+        left, right = axis.get_xlim()
+        ends = [path.vertices[:, 0] for lines in axis.collections[-2:-1] for path in lines.get_paths()]
+        assert all(left <= end.min() and end.max() <= right for end in ends)
+    assert 1 <= min(widths) <= max(widths) < 3
 
 
 def test_a_loss_that_is_less_is_better(tmp_path):
@@ -427,7 +511,14 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     path.write_text(yaml.safe_dump({**other, "seed_everything": 99}))
     assert "another seed than the plan" in checks_of(study)["arms differ only in what the plan names"].text
     texts = "\n".join(check.text for check in found.values())
-    for part in ("checkpoint.monitor, trainer.max_epochs", "test/acc selects", "was 0.002", "other test", "threads"):
+    apart = "threads, and between arms: a difference may be that of hardware or versions"
+    for part in (
+        "checkpoint.monitor, trainer.max_epochs",
+        "test/acc selects",
+        "was 0.002",
+        "other test",
+        apart,
+    ):
         assert part in texts
 
 

@@ -45,6 +45,8 @@ class AblateConfig:
         retry: try failed runs again, but for those that diverged or that another seed has replaced in a comparison.
         patience: minutes without any write after which a run counts as hanging.
         launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
+        register: file in which studies of a question or an arm are entered, so that one that asks again is named;
+            studies.jsonl beside the folder by default.
         slurm: settings of each SLURM job, as submitit names them, such as {timeout_min: 600, slurm_partition: gpu,
             gpus_per_node: 1, cpus_per_task: 4}; workers is then the number of jobs.
     """
@@ -61,6 +63,7 @@ class AblateConfig:
     retry: bool = False
     patience: float = 30.0
     launcher: Literal["local", "slurm"] = "local"
+    register: Path | None = None
     slurm: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +102,8 @@ def ablate(config: AblateConfig) -> None:
         return
     refuse_links(folder)
     with foreign(folder):
-        ledger, changed = open_ledger(folder, plan, threads=config.threads, create=not config.dry_run)
+        create, register = not config.dry_run, config.register
+        ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)
         ledger.planned()
         devices = devices_of(plan)
         workers = workers_of(config.workers, devices, ledger.facts["threads"])

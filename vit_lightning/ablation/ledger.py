@@ -24,6 +24,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import vit_lightning
-from vit_lightning.ablation import records
+from vit_lightning.ablation import records, register
 from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
 from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
@@ -42,8 +43,8 @@ from vit_lightning.config.merge import Merged
 from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.notation import counted
-from vit_lightning.report.comparisons import Schedule, make_schedule
-from vit_lightning.report.study import Compare, Run, State, Study, Tuning, combinations
+from vit_lightning.report.comparisons import Schedule, contradiction, make_schedule
+from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json, refuse_links
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -82,6 +83,8 @@ class Ledger:
     leases: Leases = field(default_factory=Leases)
     forecast: dict[str, float | None] = field(default_factory=dict)
     """Seconds of a run of each arm, where they were timed before the first."""
+    register: Path | None = None
+    """File in which studies of the same question or arms are entered; by default beside the folder."""
     writes: bool = False
     """Whether first results and claims are kept: not where a study is only read."""
     schedule: Schedule = field(init=False)
@@ -97,7 +100,8 @@ class Ledger:
 
     def planned(self) -> list[Planned]:
         """Returns the runs that are needed by now: all trials, then the runs of the next analyses, seed by seed."""
-        failed = [run for run, seen in self._ended.items() if seen.state == "failed" and self._last_claim(run)]
+        failed = [run for run, seen in self._ended.items() if seen.state == "failed" and not seen.was_edited]
+        failed = [run for run in failed if self._last_claim(run)]
         if any(self.failure(run) is None for run in failed):  # another process tries it again
             self._ended, self._planned = {}, []
         while True:
@@ -119,10 +123,19 @@ class Ledger:
         if results is not None and self.writes:
             self._keep(run, results)
         cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
-        self._ended[run] = self._run(run, "done" if failure is None else "failed", cause, results)
+        first = read_json(self._record(run)).get("predictions")
+        if results is not None and (wrong := contradiction(self.run_folder(run), results, first)):
+            cause, results = f"{EDITED}: {wrong}", None
+        self._ended[run] = self._run(run, "done" if cause is None else "failed", cause, results)
         return True
 
+    @property
+    def studies(self) -> Path:
+        return self.register or self.folder.parent / register.FILE
+
     def _keep(self, run: Planned, results: dict[str, Any]) -> None:
+        if not self._record(run).exists():
+            register.enter(self.studies, self.folder, self.facts)
         records.keep(self._record(run), records.result_of(self.run_folder(run), results))
 
     def _run(self, run: Planned, state: State = "missing", cause: str | None = None, results: Results = None) -> Run:
@@ -223,6 +236,8 @@ class Ledger:
         found = records.noted_changes(self.folder)
         for run in dict.fromkeys([*self._planned, *self._ended]):
             name = f"'{run.arm}' with {f'{run.trial} and ' if run.trial else ''}seed {run.seed}"
+            if run in self._ended and self._ended[run].was_edited:
+                found.append(f"{name}: {str(self._ended[run].cause).partition(': ')[2]}; the run does not count")
             found += records.lost_result(self._record(run))
             found += records.second_result(self._record(run), self.run_folder(run), self.measured(run), name)
         return found + records.changed_claims(self.folder, self.schedule.comparisons)
@@ -381,7 +396,7 @@ class Ledger:
 
 
 def open_ledger(
-    folder: Path, plan: Plan, *, threads: int | None = None, create: bool = True
+    folder: Path, plan: Plan, *, threads: int | None = None, create: bool = True, studies: Path | None = None
 ) -> tuple[Ledger, list[str]]:
     """Opens the ledger of a plan in a folder, or creates it; returns it with what has changed since it began.
 
@@ -391,6 +406,7 @@ def open_ledger(
         threads: threads of each run, as sums over other chunks differ in their last digits; by default those that the
             ablation began with.
         create: whether anything is written.
+        studies: register of the studies of the same question or arms; by default beside the folder.
 
     Raises:
         UserError: the folder is the ledger of another plan, or the plan or its config has changed.
@@ -398,15 +414,15 @@ def open_ledger(
     path = folder / "ledger.json"
     now = _facts(plan, threads or read_json(path).get("threads", 1))
     if create:
-        _create(path, now)
+        _create(path, {**now, "id": secrets.token_hex(4)})
     ledger = find_ledger(folder) or Ledger(folder, now)
+    ledger.register = studies
     began, rules = ledger.facts["compare"], now["compare"]
     found = _changes(ledger, now, plan)
     raised, begun = rules["max_seeds"] > began["max_seeds"], bool(records.used_seeds(folder))
     rules["extended"] = [*began.get("extended", []), *([began["max_seeds"]] if raised and begun else [])]
-    if not begun:
-        found += records.earlier_studies(folder, now)
-    elif ledger.facts["question"] != now["question"]:
+    found += register.earlier(ledger.studies, folder, {**now, "id": ledger.facts.get("id")})
+    if begun and ledger.facts["question"] != now["question"]:
         found.append(f'question was "{ledger.facts["question"]}", is "{now["question"]}"')
     ledger.writes, before = create, dict(ledger.facts)
     moved = () if Path(ledger.facts["file"]).is_file() else ("file",)
@@ -454,7 +470,7 @@ def _changes(ledger: Ledger, now: dict[str, Any], plan: Plan) -> list[str]:
     most, least = (facts["compare"]["max_seeds"] for facts in (now, began))
     found += [f"compare.max_seeds was {least}, is {most}: it can be raised alone"] if most < least else []
     if found:
-        seed = records.unused_seed(ledger.folder.parent)
+        seed = register.unused_seed(ledger.studies)
         unused = f"another question has its own --out and unused seeds, such as {{first: {seed}}}"
         advice = f"the plan differs from the one that {ledger.folder} began with: undo that ({unused})"
         raise UserError([*(f"{ledger.folder}: {text}" for text in found), advice])

@@ -2,7 +2,7 @@
 
     ledger/RUN/results.json          the results of a run as it first ended, and a checksum of its test predictions
     ledger/claims/ARM--OTHER-N.json  the claims of a comparison at its analysis of N pairs
-    changes.jsonl                    changes of the question and the code, and earlier studies of the arms
+    changes.jsonl                    changes of the question and the code, and earlier studies of question or arms
 
 Numbers are those of the first result, whatever becomes of the run folder: what differs from it is named beside it.
 """
@@ -46,7 +46,8 @@ def second_result(record: Path, folder: Path, metric: str, name: str) -> list[st
     unit = unit_of(metric)
     was, found = (unit.value(float("nan") if value is None else value) + unit.sign for value in (before, after))
     again = f"ended at {found}{' with other predictions, or has none now,' * (was == found)} when run again"
-    return [f"{name} {'is gone' if after is None else again}; its first result, {was}, counts"]
+    lost = "was edited, or is damaged" if (folder / "results.json").exists() else "is gone"
+    return [f"{name} {lost if after is None else again}; its first result, {was}, counts"]
 
 
 def lost_result(record: Path) -> list[str]:
@@ -71,9 +72,11 @@ def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[s
     for path in sorted((folder / "ledger" / "claims").glob("*.json")):
         arm, other, n, claims = (read_json(path).get(key) for key in ("arm", "other", "n", "claims"))
         if claims is not None and now.get((arm, other, n)) != claims:
-            said, instead = (", ".join(names or ()) or "nothing" for names in (claims, now.get((arm, other, n))))
-            text = f"after {n} pairs '{arm}' was claimed to be {said} against '{other}', which stands"
-            found.setdefault((arm, other), f"{text}; by the results as they are now: {instead}")
+            said, instead = (", ".join(names or ()) for names in (claims, now.get((arm, other, n))))
+            stands = f"'{arm}' was claimed to be {said} against '{other}', which stands"
+            text = stands if said else f"nothing was claimed of '{arm}' against '{other}'"
+            text = f"after {n} pairs {text}; by the results as they are now: {instead or 'nothing'}"
+            found.setdefault((arm, other), text)
     return [*found.values()]
 
 
@@ -112,29 +115,3 @@ def used_seeds(folder: Path) -> set[int]:
     """Returns the seeds of an ablation's runs that have begun."""
     runs = [*folder.glob("runs/*"), *folder.glob("ledger/*")]
     return {int(found[1]) for run in runs if (found := re.search(r"-seed(\d+)$", run.name))}
-
-
-def earlier_studies(folder: Path, facts: dict[str, Any]) -> list[str]:
-    """Names the ablations beside a new one that have compared its arms on its seeds: alpha is spent there too."""
-    configs, found = _compared(facts), list[str]()
-    said = f"has compared these arms on these seeds (seeds: {{first: {unused_seed(folder.parent)}}} would be unused)"
-    for path in sorted(folder.parent.glob("*/ledger.json")):
-        theirs = [config for config in _compared(read_json(path)) if config in configs]
-        if path.parent.name != folder.name and len(theirs) > 1 and used_seeds(path.parent) & {*facts["seeds"]}:
-            found.append(f"a second study of the question: {path.parent} {said}")
-    return found
-
-
-def unused_seed(folder: Path) -> int:
-    """Returns a seed above all those of the ablations in a folder that have begun."""
-    begun = [path for path in folder.glob("*/ledger.json") if used_seeds(path.parent)]
-    return 1 + max(((read_json(path).get("seeds") or [-1])[-1] for path in begun), default=-1)
-
-
-def _compared(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the configs of the arms, without the seed of the split where it is that of each run."""
-    configs = [*facts.get("configs", {}).values()]
-    if not facts.get("split_varies"):
-        return configs
-    splits = [{**config["data"]["init_args"], "split_seed": None} for config in configs]
-    return [{**one, "data": {**one["data"], "init_args": split}} for one, split in zip(configs, splits, strict=True)]

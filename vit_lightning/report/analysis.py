@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, are_first, compare, read_predictions
+from vit_lightning.report.configs import ConfigDifference, Configs, config_differences, read_configs
+from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, components, crossed_interval, factor_effects, spread
 
@@ -83,6 +85,19 @@ class Analysis:
     """Variance components of the differences in correctness over seeds and test images, by the two arms."""
     effects: list[Effect]
     tested: TestSets
+    configs: Configs
+    """Config of each run, by arm and seed."""
+    differences: list[ConfigDifference]
+
+    @functools.cached_property
+    def spread(self) -> Spread | None:
+        """Spread of the differences; None where it is not known."""
+        return measured_spread(self.study)
+
+    @functools.cached_property
+    def luck(self) -> tuple[float, float] | None:
+        """Probabilities that arms exactly alike are tuned to different values, and called better or worse for that."""
+        return None if self.spread is None else tuning_luck(self.study, self.spread.sd)
 
     @functools.cached_property
     def ranked(self) -> list[Arm]:
@@ -112,7 +127,7 @@ class Analysis:
 
 def analyse(study: Study) -> Analysis:
     """Compares the arms of a study."""
-    tested, comparisons = _read_test_sets(study), compare(study)
+    tested, comparisons, configs = _read_test_sets(study), compare(study), read_configs(study)
     arms = [_arm(study, name, tested) for name in study.arms]
     return Analysis(
         study=study,
@@ -121,6 +136,8 @@ def analyse(study: Study) -> Analysis:
         components=_components(comparisons, tested),
         effects=_effects(study, arms),
         tested=tested,
+        configs=configs,
+        differences=config_differences(study, configs),
     )
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from vit_lightning.notation import counted
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.comparisons import images_of
-from vit_lightning.report.configs import ConfigDifference, Configs
 from vit_lightning.report.study import Study, written
 from vit_lightning.report.units import unit_of
 from vit_lightning.storage.folder import read_json
@@ -37,14 +36,14 @@ class Check:
         return f"Check failed: {self.name}. {self.text}"
 
 
-def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[ConfigDifference]) -> list[Check]:
+def run_checks(analysis: Analysis) -> list[Check]:
     """Returns all checks, the most important first."""
     study = analysis.study
     found: dict[str, Result] = {
-        "arms differ only in what the plan names": _differ_as_planned(study, configs, differences),
-        "nothing is selected on test images": _nothing_chosen_on_test(study, configs),
+        "arms differ only in what the plan names": _differ_as_planned(analysis),
+        "nothing is selected on test images": _nothing_chosen_on_test(analysis),
         "plan, code, results and claims are as they were first": _plan_unchanged(study),
-        "arms are tested on the same images": _same_images(analysis, differences),
+        "arms are tested on the same images": _same_images(analysis),
         "all runs had the same hardware and versions": _same_place(study),
     }
     if study.tuning is not None and (left_out := study.tuning.left_out):
@@ -53,7 +52,8 @@ def run_checks(analysis: Analysis, configs: Configs, differences: Sequence[Confi
     return [Check(name, ok, text) for name, (ok, text) in found.items()]
 
 
-def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[ConfigDifference]) -> Result:
+def _differ_as_planned(analysis: Analysis) -> Result:
+    study, configs, differences = analysis.study, analysis.configs, analysis.differences
     if not configs:
         return None, "no run folder holds a config.yaml"
     unplanned = [difference.key for difference in differences if not difference.planned]
@@ -71,7 +71,8 @@ def _differ_as_planned(study: Study, configs: Configs, differences: Sequence[Con
     return None if without else True, text + (f"; {counted(without, 'run')} without a config" if without else "")
 
 
-def _nothing_chosen_on_test(study: Study, configs: Configs) -> Result:
+def _nothing_chosen_on_test(analysis: Analysis) -> Result:
+    study, configs = analysis.study, analysis.configs
     monitors = sorted({str((config.get("checkpoint") or {}).get("monitor")) for config in configs.values()})
     on_test = [name for name in (study.metric, *monitors) if name.startswith("test")]
     if on_test:
@@ -86,10 +87,10 @@ def _plan_unchanged(study: Study) -> Result:
     return not study.plan_changed, "; ".join(study.plan_changed) or "no change was found"
 
 
-def _same_images(analysis: Analysis, differences: Sequence[ConfigDifference]) -> Result:
+def _same_images(analysis: Analysis) -> Result:
     """Checks that all arms of a seed have the same test images, and all seeds unless the split varies."""
     study, tested = analysis.study, analysis.tested
-    if (other := [one.key for one in differences if one.key in SOURCES]) and not tested.differ:
+    if (other := [one.key for one in analysis.differences if one.key in SOURCES]) and not tested.differ:
         return None, f"arms differ in {', '.join(other)}: their labels alone tell that images are the same"
     if not tested.correct:
         return False if tested.differ else None, tested.why
@@ -101,14 +102,17 @@ def _same_images(analysis: Analysis, differences: Sequence[ConfigDifference]) ->
 
 def _same_place(study: Study) -> Result:
     """Checks that costs can be compared: the same hardware and versions in all runs."""
-    found = [read_json(study.folder / run.folder / "environment.json") for run in study.done]
-    places = [{key: place.get(key) for key in HARDWARE} for place in found if place]
+    kept = [(run.arm, read_json(study.folder / run.folder / "environment.json")) for run in study.done]
+    places = [{"arm": arm, **{key: place.get(key) for key in HARDWARE}} for arm, place in kept if place]
     if not places:
         return None, "no run folder holds an environment.json"
     first = places[0]
     differing = sorted(key for key in HARDWARE if any(place[key] != first[key] for place in places))
     if differing:
-        return False, f"they differ in {', '.join(differing)}; times cannot be compared"
+        seen = [{str([one[key] for key in differing]) for one in places if one["arm"] == arm} for arm in study.arms]
+        apart = len({frozenset(values) for values in seen if values}) > 1
+        confounded = ", and between arms: a difference may be that of hardware or versions" if apart else ""
+        return False, f"they differ in {', '.join(differing)}{confounded}; times cannot be compared"
     return True, ", ".join([str(first["processor"]), *map(str, first["gpus"] or []), f"threads: {first['threads']}"])
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
 from vit_lightning.report.study import Compare, Run, Study
+from vit_lightning.report.units import unit_of
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
 
@@ -158,7 +159,7 @@ class ArmComparison:
 
         So it has no difference that a claim excludes, and excludes zero exactly if the verdict is better or worse.
         """
-        if self.analysis is None:
+        if math.isnan(self.interval[0]):
             return self.interval
         effect, (low, high), (floor, ceiling) = self.design.smallest_effect, self._shared, self._at("floor", "ceiling")
         if "not better" in self.claims and high >= effect:
@@ -279,6 +280,23 @@ def read_predictions(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[
 def checksum(predictions: Sequence[NDArray[Any]]) -> str:
     """Returns the checksum of what ``read_predictions`` returns."""
     return hashlib.sha256(b"".join(one.tobytes() for one in predictions)).hexdigest()
+
+
+def contradiction(folder: Path, results: Mapping[str, Any], first: str | None) -> str | None:
+    """Says how the accuracy of a run is not that of its test predictions; None where it is, or nothing can tell.
+
+    Args:
+        folder: the run's.
+        results: its first result.
+        first: checksum of the predictions of that result, as those of a second one do not count; None where unknown.
+    """
+    kept, value = read_predictions(folder), results.get("test/acc")
+    if kept is None or value is None or first not in (None, checksum(kept)) or kept[1].min(initial=0) < 0:
+        return None  # a loss ignores labels below 0
+    right, unit = float(np.mean(kept[1] == kept[2])), unit_of("test/acc")
+    if abs(float(value) - right) <= 0.5 / len(kept[1]) + 1e-6:
+        return None
+    return f"test/acc {unit.value(float(value))} % is not that of its test predictions, {unit.value(right)} %"
 
 
 def are_first(run: Run, predictions: Sequence[NDArray[Any]]) -> bool:

@@ -10,10 +10,10 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, special
+from scipy import optimize
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
@@ -47,8 +47,7 @@ class Spread:
     images: int | None = None
     """Test images of a run, where the metric counts them."""
     disagreement: float | None = None
-    """Fraction of the test images that one run of a pair gets right and the other wrong; None if the differences vary
-    more than it explains, or the metric counts no images."""
+    """Fraction of the test images that one run of a pair gets right and the other wrong, where that tells it."""
     seeds: int = 0
     """Most pairs of one comparison, which tell whether seeds add to that."""
     freedom: int = 0
@@ -75,20 +74,16 @@ def assumed_spread(rules: Compare, images: int | None) -> Spread | None:
 def measured_spread(study: Study) -> Spread | None:
     """Returns the spread by the pairs of runs so far; None where they are too few.
 
-    Of accuracies one pair tells the least that it can be: its runs disagree on a fraction of the test images. From
-    three pairs of one comparison on it is that of the differences, if they vary more than that explains (chi-squared
-    test at 5 %), as where seeds matter, and for other metrics; else the larger of the two.
+    From three pairs of one comparison on it is that of the differences. Of accuracies one pair tells the least that it
+    can be: its runs disagree on a fraction of the test images.
     """
     comparisons = compare(study)
-    counted = _by_disagreement(study, comparisons)
     seen = [values for one in comparisons if len(values := list(one.differences.values())) >= FEWEST]
     squares = sum(float(np.var(values)) * len(values) for values in seen)
-    freedom = sum(len(values) - 1 for values in seen)
-    if squares == 0 or (counted is not None and special.chdtrc(freedom, squares / counted.sd**2) > 0.05):
-        more = max(counted.sd, math.sqrt(squares / freedom)) if counted and squares else 0.0
-        return replace(counted, sd=more, freedom=freedom) if counted and more else counted
-    images, most = counted.images if counted else None, max(map(len, seen))
-    return Spread(math.sqrt(squares / freedom), sum(map(len, seen)), images, seeds=most, freedom=freedom)
+    if squares == 0:
+        return _by_disagreement(study, comparisons)
+    freedom, images = sum(len(values) - 1 for values in seen), next((one.images for one in comparisons), None)
+    return Spread(math.sqrt(squares / freedom), sum(map(len, seen)), images, None, max(map(len, seen)), freedom)
 
 
 def _by_disagreement(study: Study, comparisons: Sequence[ArmComparison]) -> Spread | None:
@@ -210,7 +205,7 @@ def shortfall(study: Study, spread: Spread) -> str:
         return ""
     unit, seen = unit_of(rules.metric), visible(rules, arms, spread)
     runs = "these runs can show"
-    if spread.disagreement is not None and spread.images is not None and not spread.freedom:
+    if spread.disagreement is not None and spread.images is not None:
         runs = f"{spread.images:,} test images at {_percent(spread.disagreement)} disagreement can show"
     effect = unit.plain(rules.smallest_effect)
     return f"{runs} differences of {unit.rounded(seen)} with {rules.max_seeds} seeds, not of {effect}"
@@ -286,10 +281,7 @@ def _source(spread: Spread, unit: Unit) -> str:
         return f"the differences of two runs have a standard deviation of {sd} ({measured})"
     where = measured if spread.pairs else "compare.disagreement"
     text = f"two runs disagree on {_percent(spread.disagreement)} of {spread.images:,} test images ({where})"
-    counted = unit.rounded(math.sqrt(spread.disagreement / spread.images))
-    if spread.freedom and counted != sd:
-        return f"{text}, which explains {counted} of a standard deviation of {sd} between two runs"
-    return f"{text}, so two runs differ by {'' if spread.freedom else 'at least '}{sd} (standard deviation)"
+    return f"{text}, so two runs differ by at least {sd} (standard deviation)"
 
 
 def _condition(spread: Spread) -> str:

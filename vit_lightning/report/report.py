@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
 from vit_lightning.report.checks import Check, read_facts, run_checks
-from vit_lightning.report.configs import Configs, config_differences, read_configs
 from vit_lightning.report.figures import draw_figures, read_curves
-from vit_lightning.report.forecast import measured_spread, shortfall, tuning_sentences
+from vit_lightning.report.forecast import shortfall
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, lines, notes, recommendation, sentence
@@ -22,8 +21,6 @@ class Report:
     """Analysis of an ablation with everything that shows it."""
 
     analysis: Analysis
-    configs: Configs
-    """Config of each run, by arm and seed."""
     headline: str
     """The answer, in one line."""
     recommendation: str
@@ -60,9 +57,8 @@ class Report:
 
 def make_report(study: Study) -> Report:
     """Analyses a study and makes all sentences, tables and figures of its report."""
-    analysis, configs, curves = analyse(study), read_configs(study), read_curves(study)
-    differences = config_differences(study, configs)
-    checks = run_checks(analysis, configs, differences)
+    analysis, curves = analyse(study), read_curves(study)
+    checks, facts = run_checks(analysis), read_facts(analysis)
     made = {
         "verdicts": tables.verdict_table(analysis),
         "effects": tables.effect_table(analysis),
@@ -70,19 +66,18 @@ def make_report(study: Study) -> Report:
         "tuning": tables.tuning_table(analysis),
         "costs": tables.cost_table(analysis),
         "failed": tables.failed_table(study),
-        "config": tables.config_table(analysis, differences),
+        "config": tables.config_table(analysis),
         "checks": tables.check_table(checks),
         "differences": tables.difference_table(analysis),
     }
     return Report(
         analysis=analysis,
-        configs=configs,
         headline=headline(analysis),
         recommendation=recommendation(analysis),
-        caveats=caveats(analysis),
+        caveats=caveats(analysis, facts),
         sentences=[sentence(analysis, line) for line in lines(analysis)],
         notes=[*notes(analysis), *_forecasts(analysis)],
-        facts=read_facts(analysis),
+        facts=facts,
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
         figures=draw_figures(analysis, curves),
@@ -90,12 +85,9 @@ def make_report(study: Study) -> Report:
 
 
 def _forecasts(analysis: Analysis) -> list[str]:
-    """Says what the seeds can show where a study ends without an answer, and what tuning alone would show."""
-    study, spread = analysis.study, measured_spread(analysis.study)
+    """Says what the seeds can show where a study ends without an answer."""
     asked = [one for one in analysis.comparisons if one.verdict in ("undecided", "not better", "not worse")]
-    open_now = study.missing or all(one.analysis is None for one in asked)
-    chosen = [] if study.tuning is None else [*study.tuning.chosen.values()]
-    said = tuning_sentences(study, spread) if any(values != chosen[0] for values in chosen) else []
-    if spread is not None and not open_now:
-        said = [shortfall(study, spread), *said]
-    return [f"{text[0].upper()}{text[1:]}." for text in said if text]
+    if analysis.spread is None or analysis.study.missing or all(one.analysis is None for one in asked):
+        return []
+    text = shortfall(analysis.study, analysis.spread)
+    return [f"{text[0].upper()}{text[1:]}."] if text else []

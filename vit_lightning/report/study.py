@@ -58,6 +58,8 @@ class Compare:
 
 
 State = Literal["done", "failed", "missing"]
+EDITED = "edited"
+"""Cause of a run whose result is not that of its predictions."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,10 @@ class Run:
     """Values that a trial tries, by dotted keys; it is never tested. None for the runs that are compared."""
     predictions: str | None = None
     """Checksum of the test predictions of its first result, of nothing where it has none; None without a result."""
+
+    @property
+    def was_edited(self) -> bool:
+        return (self.cause or "").startswith(f"{EDITED}:")
 
 
 TUNING = "tuning"

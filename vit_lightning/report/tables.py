@@ -14,10 +14,9 @@ from vit_lightning.config.files import word
 from vit_lightning.notation import counted
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
-from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.report.study import Study
 from vit_lightning.report.units import NONE, unit_of
-from vit_lightning.report.wording import Line, lines, named, reference, show_p
+from vit_lightning.report.wording import Line, level_of, lines, named, reference, show_p
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
@@ -80,11 +79,15 @@ def verdict_table(analysis: Analysis) -> Table:
     shown = {
         "arm": "",
         "verdict": f"The probability that any verdict{about} is false is at most {100 * rules.alpha:g} %.",
+        "by tuning alone": "By tuning alone: how often arms exactly alike would be called better or worse by the luck "
+        f"of tuning, which these {100 * rules.alpha:g} % leave out (tune.replicates counts it in).",
         "holds": "New images: test images of the same kind, drawn anew.",
+        "differs in": "",
         "failed": "",
         "mean": "Means are over all runs of an arm.",
         "difference": "Differences are over the seeds that both have run.",
-        "range": "Range: where the difference would end with ever more seeds.",
+        "range": f"Range: where the difference would end with ever more seeds, {level_of(analysis)} sure at all looks.",
+        "pairs": "",
         "what next": "",
     }
     shown = {name: note for name, note in shown.items() if any(columns[name][1](line) != NONE for line in found)}
@@ -105,11 +108,17 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
     return {
         "arm": ("arm", lambda line: named(analysis, line.arm, str)),
         "verdict": ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label),
+        "by tuning alone": ("by tuning alone", lambda line: line.luck or NONE),
         "holds": ("holds", lambda line: line.holds or NONE),
+        "differs in": ("differs in", lambda line: line.changes or NONE),
+        "pairs": ("pairs", lambda line: NONE if math.isnan(line.difference) else str(line.n)),
         "failed": ("failed", failed),
         "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
         "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
-        "range": (unit.difference_label("range"), lambda line: unit.interval(line.low, line.high)),
+        "range": (
+            unit.difference_label(f"{level_of(analysis)} range"),
+            lambda line: unit.interval(line.low, line.high),
+        ),
         "what next": ("what next", lambda line: line.following or NONE),
     }
 
@@ -250,9 +259,9 @@ def effect_table(analysis: Analysis) -> Table:
     )
 
 
-def config_table(analysis: Analysis, differences: Sequence[ConfigDifference]) -> Table:
+def config_table(analysis: Analysis) -> Table:
     """Keys that differ between the configs of the runs; a row for each key, or for each arm if those are more."""
-    arms = [arm.name for arm in analysis.arms]
+    arms, differences = [arm.name for arm in analysis.arms], analysis.differences
     keys = [difference.key + ("" if difference.planned else " (not in the plan)") for difference in differences]
     cells = [
         [", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms] for difference in differences

@@ -28,7 +28,7 @@ SENT = ("verdicts", "effects", "arms", "tuning", "costs", "differences")
 
 def wandb_settings(report: Report) -> dict[str, Any]:
     """Returns mode, project and entity of the study's runs, from the first config that could be read."""
-    settings = next((config.get("wandb") for config in report.configs.values()), None) or {}
+    settings = next((config.get("wandb") for config in report.analysis.configs.values()), None) or {}
     return {name: settings[name] for name in ("mode", "project", "entity") if settings.get(name) is not None}
 
 

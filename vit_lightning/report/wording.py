@@ -5,43 +5,55 @@ from __future__ import annotations
 import functools
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vit_lightning.config.files import word
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
-from vit_lightning.report.study import MOST_SEEDS, Run, Study
+from vit_lightning.report.study import MOST_SEEDS, Run, Study, written
 from vit_lightning.report.units import NONE, unit_of
 from vit_lightning.report.variance import highest_rate, unlike_spreads
 
 FEW = 3
 """Arms that a sentence names; more are counted."""
-PHRASES = {
-    "clearly better": "better{than}, by {effect} or more",
-    "better": "better{than}",
-    "slightly better": "slightly better{than} (by less than {effect})",
-    "clearly worse": "worse{than}, by {effect} or more",
-    "worse": "worse{than}",
-    "slightly worse": "slightly worse{than} (by less than {effect})",
-    "equivalent": "equivalent{to} (within {effect})",
-    "not better": "not better{than} by {effect}, not shown worse",
-    "not worse": "not worse{than} by {effect}, not shown better",
-    "undecided": "undecided{against}",
-    "failed": "failed, no answer{against}",
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Words of a verdict."""
+
+    phrase: str
+    """The verdict; than, to and against another arm."""
+    outcome: str
+    """Its meaning: better, worse, same, failed or open."""
+    following: str
+    """What it means for a choice."""
+
+
+KINDS = {
+    "clearly better": Kind("better{than}, by {effect} or more", "better", "{take}{price}"),
+    "better": Kind("better{than}", "better", "{take}{price}"),
+    "slightly better": Kind("slightly better{than} (by less than {effect})", "same", "no reason to switch{price}"),
+    "clearly worse": Kind("worse{than}, by {effect} or more", "worse", "leave it"),
+    "worse": Kind("worse{than}", "worse", "leave it"),
+    "slightly worse": Kind("slightly worse{than} (by less than {effect})", "same", "no reason to switch{price}"),
+    "equivalent": Kind("equivalent{to} (within {effect})", "same", "{either}{price}"),
+    "not better": Kind(
+        "not better{than} by {effect}, not shown worse", "same", "stop: no gain of {effect}, no loss shown"
+    ),
+    "not worse": Kind(
+        "not worse{than} by {effect}, not shown better", "same", "stop: no loss of {effect}, no gain shown{failed}"
+    ),
+    "undecided": Kind("undecided{against}", "open", "stop{why}"),
+    "failed": Kind("failed, no answer{against}", "failed", ""),
 }
-"""Words of verdicts, the strongest first; than, to and against another arm."""
+"""Verdicts, the strongest first."""
 HERE = "on these images only"
 BETTER, WORSE = ("clearly better", "better"), ("clearly worse", "worse", "slightly worse")
-OUTCOMES = {
-    **dict.fromkeys(BETTER, "better"),
-    **dict.fromkeys(("slightly better", "equivalent", "not better", "not worse", "slightly worse"), "same"),
-    **dict.fromkeys(("clearly worse", "worse"), "worse"),
-    "failed": "failed",
-}
-"""Meaning of verdicts; others are open."""
 
 
 def show_p(p: float) -> str:
@@ -100,7 +112,7 @@ def kind_of(one: ArmComparison) -> str:
 def phrase(analysis: Analysis, kind: str, others: str = "") -> str:
     """Writes a verdict, against other arms if they are given."""
     joined = {name: f" {name} {others}" if others else "" for name in ("than", "to", "against")}
-    return PHRASES[kind].format(effect=_effect(analysis), **joined)
+    return KINDS[kind].phrase.format(effect=_effect(analysis), **joined)
 
 
 def _effect(analysis: Analysis) -> str:
@@ -118,7 +130,7 @@ def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     if "leader" in groups:  # of the arm with the best mean, against all others
         return f"{so_far}{names(groups['leader'])} is {lines(analysis)[0].verdict}"
     parts, others = [], names([baseline])
-    for kind in (kind for kind in PHRASES if kind in groups):
+    for kind in (kind for kind in KINDS if kind in groups):
         verb = [] if kind == "failed" else ["is" if len(groups[kind]) == 1 else "are"]
         parts.append(" ".join([names(groups[kind]), *verb, phrase(analysis, kind, others)]))
     return so_far + "; ".join(parts) + _finished(analysis.comparisons)
@@ -173,11 +185,15 @@ class Line:
     """Whether the verdict holds on new images, too."""
     values: tuple[float, ...] = ()
     """Differences of the pairs."""
+    changes: str = ""
+    """Every option in which the arm differs from the baseline; of that what the plan gives it."""
+    luck: str = ""
+    """How often tuning alone would make such a verdict."""
 
     @property
     def outcome(self) -> str:
         """Meaning of the kind: better, worse, same, failed or open."""
-        return OUTCOMES.get(self.kind, "open")
+        return KINDS[self.kind].outcome if self.kind in KINDS else "open"
 
 
 @functools.lru_cache(maxsize=4)
@@ -193,26 +209,61 @@ def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     groups: dict[str, list[str]] = {}
     for comparison in own:
         groups.setdefault(kind_of(comparison), []).append(comparison.other)
-    found = [(kind, few(groups[kind], functools.partial(named, analysis))) for kind in PHRASES if kind in groups]
+    found = [(kind, few(groups[kind], functools.partial(named, analysis))) for kind in KINDS if kind in groups]
     verdict = "; ".join(phrase(analysis, *against) for against in found) + _finished(own)
     one = next((one for one in own if one.other == analysis.reference), None)
     if one is None:
         following = (_to_next(analysis, own) or "take it") if pairs else ""
         verdict, kind = (verdict, "leader") if pairs else ("baseline", "baseline")
-        return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following, holds=_holds(analysis, own * pairs))
+        holds, changes = _holds(analysis, own * pairs), differs_in(analysis, arm.name)
+        return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following, holds=holds, changes=changes)
     kind = kind_of(one)
     so_far = " so far" * (kind == "undecided" and one.is_open)
     label = phrase(analysis, kind) + so_far + _finished([one])
     following = _to_next(analysis, own) or next_step(analysis, one)
     images = analysis.for_new_images(one), _holds(analysis, own)
-    numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values())
+    about = differs_in(analysis, arm.name), _luck(analysis, one)
+    numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values()), *about
     return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
+
+
+def differs_in(analysis: Analysis, arm: str) -> str:
+    """Names every option in which an arm differs from the baseline; of that what the plan gives it."""
+    study, given = analysis.study, dict[str, dict[str, Any]]()
+    for name in (arm, study.baseline):
+        given[name] = study.arms[name] | ({} if study.tuning is None else study.tuning.chosen.get(name, {}))
+    if arm == study.baseline:
+        return written(given[arm])
+    own, base = given[arm], given[study.baseline]
+    found = [written({key: value}) for key, value in own.items() if key not in base or base[key] != value]
+    found += [f"{key} as in the config" for key in base if key not in own]
+    unplanned = [one for one in analysis.differences if not one.planned]
+    found += [
+        f"{one.key}={' or '.join(map(word, one.values[arm]))} (not in the plan)"
+        for one in unplanned
+        if arm in one.values and one.values[arm] != one.values.get(study.baseline)
+    ]
+    return ", ".join(found)
+
+
+def _luck(analysis: Analysis, one: ArmComparison) -> str:
+    """Says, beside better and worse, how often tuning alone would call arms exactly alike so."""
+    chosen = {} if analysis.study.tuning is None else analysis.study.tuning.chosen
+    differs = bool({"better", "worse"} & {*one.claims})
+    if not differs or analysis.luck is None or not {one.arm, one.other} <= chosen.keys():
+        return ""
+    return "same values" if chosen[one.arm] == chosen[one.other] else show_fraction(analysis.luck[1])
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
     """Says what the next analyses of comparisons cost; an empty text where none follows."""
     runs, seconds = _cost(analysis, [one for one in comparisons if one.is_open])
     return f"{_runs(runs, seconds)} to the next comparison" if runs else ""
+
+
+def level_of(analysis: Analysis) -> str:
+    """Writes the level of a range."""
+    return f"{100 * (1 - analysis.comparisons[0].design.level):.3g} %" if analysis.comparisons else ""
 
 
 def sentence(analysis: Analysis, line: Line) -> str:
@@ -222,35 +273,34 @@ def sentence(analysis: Analysis, line: Line) -> str:
     numbers = {
         f"{rules.metric} {unit.value(line.mean)}{unit.sign}": line.mean,
         f"{unit.difference(line.difference)}{against}": line.difference,
-        f"range {unit.interval(line.low, line.high)}": line.low,
+        f"{level_of(analysis)} range {unit.interval(line.low, line.high)}": line.low,
     }
     known = [text for text, number in numbers.items() if not math.isnan(number)]
     known.append(counted(line.n, "run" if math.isnan(line.difference) else "pair"))
+    luck = f"by tuning alone in {line.luck}" if line.luck.endswith("%") else ""
+    verdict = ", ".join(filter(None, [line.verdict, line.holds, luck]))
+    about = f" [{line.changes}]" if line.changes else ""
     following = f". Next: {line.following}" if line.following else ""
-    verdict = ", ".join(filter(None, [line.verdict, line.holds]))
-    return f"{named(analysis, line.arm)}: {verdict} ({', '.join(known)}){following}"
+    return f"{named(analysis, line.arm)}{about}: {verdict} ({', '.join(known)}){following}"
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
     """Says what a verdict means for a choice."""
     if one.blocked:
         return "mend what failed, then try again" if _retried(one) else "runs diverge: change that in a new study"
-    failed, effect, price = _failed(analysis, one.arm), _effect(analysis), _price(analysis, one)
-    stop = f"stop{why_ended([one]) or ', no answer'}"
+    failed = _failed(analysis, one.arm)
     rivals = analysis.study.compare.arms == "baseline" and sum(kind_of(arm) in BETTER for arm in analysis.ordered) > 1
     here = "; for new images it is open" * (_holds(analysis, [one]) == HERE)
-    take = f"may be taken{here}; better arms were not compared with each other" if rivals else f"take it{here}"
     either = f"either does on these images{here}" if here else "take either"
-    known = {
-        **dict.fromkeys(BETTER, f"{take}{price}"),
-        "clearly worse": "leave it",
-        "worse": "leave it",
-        **dict.fromkeys(("slightly better", "slightly worse"), f"no reason to switch{price}"),
-        "equivalent": f"{f'no reason to switch: {failed}' if failed else either}{price}",
-        "not better": f"stop: no gain of {effect}, no loss shown",
-        "not worse": f"stop: no loss of {effect}, no gain shown{f'; {failed}' if failed else ''}",
+    words = {
+        "effect": _effect(analysis),
+        "price": _price(analysis, one),
+        "take": f"may be taken{here}; better arms were not compared with each other" if rivals else f"take it{here}",
+        "either": f"no reason to switch: {failed}" if failed else either,
+        "failed": f"; {failed}" if failed else "",
+        "why": why_ended([one]) or ", no answer",
     }
-    return known.get(kind_of(one), stop)
+    return KINDS[kind_of(one)].following.format(**words)
 
 
 def why_ended(comparisons: Sequence[ArmComparison]) -> str:
@@ -281,7 +331,7 @@ def _failed(analysis: Analysis, name: str) -> str:
 
 def _retried(one: ArmComparison) -> list[Run]:
     """Returns the failed runs that may be tried again: those that diverged would do so again."""
-    return [run for run in one.failed if not (run.cause or "").startswith("diverged")]
+    return [run for run in one.failed if not run.was_edited and not (run.cause or "").startswith("diverged")]
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
@@ -351,6 +401,7 @@ def _choice(analysis: Analysis) -> str:
         if len(better) > 1:
             more.append(f"the best mean of {len(better)} better arms, which were not compared with each other")
         more += filter(None, [_failed(analysis, better[0].arm), "open for new images" * (better[0].holds == HERE)])
+        more += [f"it differs in {better[0].changes}"] * (", " in better[0].changes)
         return f"Take {quoted(better[0].arm)} ({', '.join([gain, *more])})."
     if groups.keys() == {"baseline", "failed"}:
         return "No arm could be compared."
@@ -384,7 +435,25 @@ def notes(analysis: Analysis) -> list[str]:
             for one in analysis.ordered
             if one.sd == 0 and one.mean == 0
         ),
+        *(
+            f"All {one.n} pairs of {few([one.arm, one.other])} differ by the same, which says nothing of how much new "
+            "seeds differ: take more test images, or compare by a metric that counts no images, such as test/loss."
+            for one in analysis.ordered
+            if one.sd == 0 and one.mean != 0
+        ),
+        *_opposite(analysis),
         *_edges(analysis),
+    ]
+
+
+def _opposite(analysis: Analysis) -> list[str]:
+    """Names arms whose mean over all runs and whose difference have opposite signs."""
+    means = {arm.name: arm.mean for arm in analysis.arms}
+    return [
+        f"{quoted(one.arm)}: its difference to {quoted(one.other)} is that of {one.n} pairs with the same seeds, the "
+        "means are over all runs, and the signs differ: by these seeds, not by all."
+        for one in analysis.ordered
+        if one.n and one.mean * (means[one.arm] - means[one.other]) < 0
     ]
 
 
@@ -421,11 +490,13 @@ def scope(analysis: Analysis) -> str:
     return f"{images_too} (split: varies), the same for all arms: this holds for new seeds and new splits of this data."
 
 
-def caveats(analysis: Analysis) -> list[str]:
+def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
     """Returns what stands beside the answer: what it holds for, and what may be wrong with it."""
     tuning, about = analysis.study.tuning, scope(analysis)
     if tuning is not None and tuning.replicates:
         about += " Each run was tuned anew: verdicts are about arms with their tuning, whatever values it chooses."
+    sizes = [f"{name} on {facts[key]}" for key, name in (("training", "trained"), ("test", "tested")) if key in facts]
+    about += f" Runs were {' and '.join(sizes)}." if sizes else ""
     changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
     effect, unit = analysis.study.compare.smallest_effect, unit_of(analysis.study.compare.metric)
     shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
