@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 from vit_lightning import Digits, UserError, ViT, load
 from vit_lightning.cli import main
+from vit_lightning.config.resolve import resolve
 from vit_lightning.weights.files import read_weights
 
 timm = pytest.importorskip("timm")
@@ -320,6 +321,8 @@ def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypa
     output = capsys.readouterr().out
     assert "data.resize=[48, 48]" in output
     assert "of the config, data, metrics and trainer are used; model are not" in output
+    same = resolve(["--ckpt=source", "--config=exp.yaml", "--data.image_size=32"], "test")
+    assert not [note for note in same.trained.notes if "is not that of" in note]
     main(["test", "--ckpt=source", "--config=exp.yaml", "--out=whole", "--data.centre_share=0.5"])
     assert "data.resize" not in capsys.readouterr().out
     assert main(["test", "--ckpt=source"]) == 2

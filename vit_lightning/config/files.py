@@ -117,7 +117,7 @@ def flatten(value: Any) -> Any:
     return flat
 
 
-def as_class(given: Any) -> Config:
+def as_map(given: Any) -> Config:
     """Returns what a flat config says of a class as a mapping, also where it is named alone."""
     return given if isinstance(given, dict) else {} if given is None else {"class_path": given}
 

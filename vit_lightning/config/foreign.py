@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from vit_lightning.config.files import Config, as_class, as_list
+from vit_lightning.config.files import Config, as_list, as_map
 from vit_lightning.config.names import HOMES, can_be_class, class_of
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.base import ImageData
@@ -46,7 +46,7 @@ def as_ours(config: Config, problems: list[str]) -> Config:
         schedule = {"interval": "epoch", **schedule}
     optimizer = config.get("optimizer") or {}
     if schedule is not None and isinstance(optimizer, (str, dict)):
-        optimizer = as_class(optimizer)
+        optimizer = as_map(optimizer)
         if "schedule" in optimizer:
             problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
         config["optimizer"] = {**optimizer, "schedule": schedule}
@@ -82,13 +82,13 @@ def of_the_module(config: Config, earlier: Config) -> Config:
     given, model = config.get("module"), config.get("model")
     if isinstance(model, dict) and "class_path" not in model and takes_no_network([earlier, config]):
         config = {name: value for name, value in config.items() if name != "model"}
-        config["module"] = {**model, **as_class(given)}
+        config["module"] = {**model, **as_map(given)}
     return config
 
 
 def takes_no_network(configs: Sequence[Config]) -> bool:
     """Whether the LightningModule of configs, the last one that names one, has its network itself."""
-    names = (as_class(config.get("module")).get("class_path") for config in reversed(configs))
+    names = (as_map(config.get("module")).get("class_path") for config in reversed(configs))
     kind = class_of(next(filter(None, names), None))
     return issubclass(kind, LightningModule) and "network" not in signature_of(kind).options
 
@@ -108,7 +108,7 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
     optimizer = {"class_path": optimizer} if isinstance(optimizer, str) and can_be_class(optimizer) else optimizer
     if lacks_optimizer(module) and isinstance(optimizer, dict) and optimizer.get("class_path") is not None:
         more["optimizer"] = {"schedule": "constant", **optimizer}
-    given, data = as_class(config.get("module")), as_class(config.get("data"))
+    given, data = as_map(config.get("module")), as_map(config.get("data"))
     named = data.get("class_path")
     has_loaders = module.train_dataloader is not LightningModule.train_dataloader
     if has_loaders and (named is None or class_of(named) is module):
@@ -127,7 +127,7 @@ def _monitored(trainer: Any) -> Config:
     """Returns monitor and mode of the first ``ModelCheckpoint`` that has a monitor; nothing without one."""
     callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
     for item in as_list(callbacks):
-        given = as_class(item)
+        given = as_map(item)
         kind = class_of(given.get("class_path"), HOMES["Callback"])
         if issubclass(kind, ModelCheckpoint):
             known = {name: option.default for name, option in signature_of(kind).options.items()} | given

@@ -12,17 +12,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from vit_lightning.config.files import (
-    ARGUMENTS,
-    Config,
-    as_class,
-    as_flag,
-    as_list,
-    flatten,
-    read_config,
-    value_at,
-    word,
-)
+from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, as_map, flatten, read_config, value_at, word
 from vit_lightning.config.foreign import as_ours, of_the_module, takes_no_network
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
@@ -155,7 +145,7 @@ def _with_files(config: Config, folder: Path) -> Config:
     """Returns a flat config with the files that it names in place of groups: ``model: model.yaml``, as LightningCLI."""
     found = dict(config)
     for key in GROUPS:
-        given = as_class(config.get(key))
+        given = as_map(config.get(key))
         if isinstance(name := given.get("class_path"), str) and name.endswith(CONFIG_FILES):
             more = {option: value for option, value in given.items() if option != "class_path"}
             found[key] = merge(read_config(folder / name, key), more)
@@ -200,7 +190,7 @@ def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]
 
 def _in_their_place(dropped: Sequence[Dropped], given: Any) -> str:
     """Returns the defaults that hold where another class has options of the same names; empty for a preset."""
-    arguments = as_class(given)
+    arguments = as_map(given)
     kind = class_of(arguments.get("class_path"))
     options = {} if kind is object or arguments.get("preset") else signature_of(kind).options
     defaults = {one.name: options[one.name].default for one in dropped if one.name in {*options} - {*arguments}}
@@ -289,7 +279,7 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
     Raises:
         UserError: data of the same class is split so that the model is measured on images that it was trained on.
     """
-    before, data = (as_class(config.get("data")) for config in (first, merged))
+    before, data = (as_map(config.get("data")) for config in (first, merged))
     learned_from, name = (str(one.get("class_path", DEFAULT_CLASSES["data"])) for one in (before, data))
     if before and is_same_class(learned_from, name):
         seed, other = (str(one.get("split_seed", 0)) for one in (before, data))
@@ -381,7 +371,7 @@ def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[Initia
     if not given or given[-1] in (None, "null"):
         return None, {}
     models = [config["model"] for config in sources if config.get("model")]
-    named = [str(name) for model in models if (name := as_class(model).get("class_path")) is not None]
+    named = [str(name) for model in models if (name := as_map(model).get("class_path")) is not None]
     given_model: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
     attention = given_model.get("attention")
     heads = {"num_heads": given_model.get("num_heads")}
@@ -406,7 +396,7 @@ def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
         initial: the source; comes back with a sentence on what was taken from it.
         merged: the config, which is changed.
     """
-    data = as_class(merged.get("data"))
+    data = as_map(merged.get("data"))
     if not issubclass(class_of(data.get("class_path")), ImageSet):
         return initial
     taken = {name: value for name, value in initial.images.items() if data.get(name) is None}

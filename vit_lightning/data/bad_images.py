@@ -20,18 +20,14 @@ def all_damaged(problems: Sequence[str]) -> UserError:
     return UserError([*problems, f"all {len(problems)} images of a batch are damaged"])
 
 
-def bad_image_lines(problems: Sequence[str]) -> str:
-    """Returns the lines of the list."""
-    return "".join(f"{' '.join(problem.split())}\n" for problem in problems)
-
-
 def list_bad_images(folder: Path, problems: Sequence[str]) -> None:
     """Appends to the list in a run folder what it does not hold yet, from before a resume or from other ranks."""
     path = folder / BAD_IMAGES
     with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:  # file names may be no UTF-8
         file.seek(0)
         known = set(file)
-        file.write("".join(line for line in map(bad_image_lines, ([p] for p in problems)) if line not in known))
+        lines = [f"{' '.join(problem.split())}\n" for problem in problems]
+        file.write("".join(line for line in lines if line not in known))
 
 
 def refuse_too_many(bad: Collection[str], *, total: int, split: str, max_share: float) -> None:

@@ -253,10 +253,8 @@ class ImageData(LightningDataModule):
 
     @cached_property
     def _fingerprint(self) -> str:
-        parts = []
-        for split in ("train", "val"):
-            dataset: Any = self.dataset(split)
-            parts.append(str(dataset.fingerprint() if hasattr(dataset, "fingerprint") else len(dataset)))
+        datasets: list[Any] = [self.dataset("train"), self.dataset("val")]
+        parts = [str(one.fingerprint() if hasattr(one, "fingerprint") else len(one)) for one in datasets]
         return hashlib.sha256("".join(parts).encode()).hexdigest()
 
     def fingerprint(self) -> str:

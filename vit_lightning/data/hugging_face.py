@@ -94,21 +94,16 @@ class HuggingFaceSet(ImageSet):
     @property
     def _named(self) -> list[str]:
         """Names of the classes of all tables for training, if any; without training, of those that are needed."""
-        features = [table.features[self.label_column] for table in self._tables[self._first]]
+        features = [table.features[self.label_column] for table in self._tables[next(iter(self._values))]]
         return list(dict.fromkeys(one_form(name) for one in features for name in getattr(one, "names", None) or ()))
 
     @cached_property
     def _classes(self) -> list[Any]:
         """Names of the classes, else all training labels in order."""
-        values = {*self._values[self._first]} - NO_LABEL
+        values = {*next(iter(self._values.values()))} - NO_LABEL
         if self._named or not all(isinstance(value, str) for value in values):
             return self._named or sorted(value for value in values if isinstance(value, int) and value >= 0)
         return in_order(values)
-
-    @property
-    def _first(self) -> Split:
-        """Split whose classes are those of the data: training, but for a test that reads none."""
-        return "train" if "train" in self._values else next(iter(self._values))
 
     def pinned(self) -> dict[str, Any]:
         return {} if self.revision is None else {"revision": self.revision}
@@ -116,7 +111,7 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        notes = [note] if (note := unseen(self._labels[self._first], self.class_names)) else []
+        notes = [note] if (note := unseen(next(iter(self._labels.values())), self.class_names)) else []
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""

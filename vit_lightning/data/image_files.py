@@ -99,7 +99,7 @@ class ImageFolder(ImageSet):
             raise UserError(f"root={self.root} is not a folder{packed}")
         inside = _class_folders(self.root)
         named, problems = by_split(inside)
-        folders = {split: _inside(inside[named[split]][0], split) for split in SPLITS if split in named}
+        folders = {split: _inside(inside[name][0], split) for split, name in named.items()}
         folders = {split: folder for split, folder in folders.items() if split == "train" or _class_folders(folder)}
         if len({folder.resolve() for folder in folders.values()}) < len(folders):
             problems.append(f"two of {', '.join(map(str, folders.values()))} are the same folder")

@@ -126,14 +126,14 @@ class SplitData(ImageData):
         """Returns the splits of the source that are ``needed``: each has ``labels`` and ``part``."""
 
     def needed(self, found: dict[Split, T], way_out: str = "") -> dict[Split, T]:
-        """Returns what a source has for the splits that a command needs: a test reads no training images.
+        """Returns what a source has for the splits that a command needs, in order: a test reads no training images.
 
         Validation may be compared with training, and keeps it where it is there.
 
         Raises:
             UserError: neither the one split that is needed is there nor training, from which it would be cut.
         """
-        wanted = self.wanted
+        wanted, found = self.wanted, {split: found[split] for split in SPLITS if split in found}
         if wanted in found and (wanted == "test" or "train" not in found):
             return {wanted: found[wanted]}
         if "train" not in found:
