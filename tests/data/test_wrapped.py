@@ -23,7 +23,7 @@ import random
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -68,6 +68,18 @@ class Untested(LightningDataModule):
 
 class Module(Untested):
     test_dataloader = Untested.val_dataloader
+
+
+class Lazy(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(10)
+
+    def test_step(self, batch, batch_idx):
+        return None
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
 
 
 class Twisted(Scans):
@@ -153,12 +165,13 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
         (["--data.class_path=my_scans.Twisted"], r"my_scans.Twisted: item 0 is a dict, not \(image, label\)"),
         (["--data.class_path=my_scans.Module", "--data.augment=[RandomCrop]"], "data.augment: there is no such option"),
         (["--data.class_path=my_scans.Module", "--data.num_classes=1"], "num_classes=1"),
+        (["--data=my_scans.Module", "--module=my_scans.Lazy"], "^module.layer.weight has no size before a first batch"),
         (["--data.class_path=my_scans.Untested"], r"my_scans.Untested has no test_dataloader .*test=false"),
     ],
 )
 def test_mistakes_are_named_before_training(own, flags, message):
     with pytest.raises(UserError, match=message):
-        resolve([*FLAGS, *flags])
+        resolve([flag for flag in (*FLAGS, *flags) if "Lazy" not in str(flags) or "--model." not in flag])
 
 
 def test_a_data_module_without_test_images_trains_with_test_false(own):

@@ -63,7 +63,7 @@ class StopOnSignal(Checkpoint):
     The handler only notes the signal, and all ranks agree after a batch, or where there are several after the next one,
     so that none waits for another. Lightning's handler communicates with other ranks, which hangs, and ends with exit
     code 0; here it is 128 + the signal's number. A second signal waits for no step. A subclass of Checkpoint, since
-    these run last, when the state of a batch is complete.
+    these run last.
 
     Args:
         checkpoints: the callback listed before this one, which writes ``last.ckpt``.
