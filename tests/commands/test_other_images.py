@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from runs import SMALL
 from tensors import write_parquet
 
 from vit_lightning import UserError
@@ -199,3 +200,13 @@ def test_features_of_a_split_need_no_other(control):
     assert len(np.load(embed(ckpt="run", out=Path("f.npz"), split="val"))["label"]) == 12
     with pytest.raises(UserError, match=r"root=images has images of val and test, none of train"):
         embed(ckpt="run", out=Path("g.npz"), split="train")
+
+
+def test_gray_statistics_are_not_given_to_images_in_colour(control, capsys):
+    fit(resolve([*SMALL, "--wandb.mode=disabled", "--out=gray"]))
+    for number in range(2):
+        shutil.copytree("images/test/cat", f"digits/test/{number}")
+    assert main(["test", "--ckpt=gray", "--data=ImageFolder", "--data.root=digits"]) == 2
+    said = capsys.readouterr().err
+    assert "model.in_channels=1 does not fit the data, which has 3" in said
+    assert "data.mean" not in said

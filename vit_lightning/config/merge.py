@@ -291,7 +291,9 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
     known = {*signature_of(kind).options}
     is_module = issubclass(kind, LightningDataModule | LightningModule)
     known |= set() if is_module else {*signature_of(WrappedDataset).options}
-    view = _without(trained.checkpoint.get("test_view") or {}, "class_names", "multi_label", *{"in_channels"} - known)
+    view = trained.checkpoint.get("test_view") or {}
+    other_channels = () if "in_channels" in known or view.get("in_channels", 3) == 3 else ("mean", "std")  # do not fit
+    view = _without(view, "class_names", "multi_label", *other_channels, *{"in_channels"} - known)
     given = {name: parse_yaml(str(data[name]), f"data.{name}") for name in view if name in data}
     facts = facts_of_images(given)
     if "image_size" in view:
