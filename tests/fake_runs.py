@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
-from unittest.mock import MagicMock
-
-from PIL import Image
 
 from vit_lightning.ablation.ledger import Ledger, open_ledger
 from vit_lightning.ablation.plan import read_plan
@@ -31,15 +27,3 @@ def forget(out: Path) -> None:
     for results in out.glob("runs/*/results.json"):
         if not (results.parent / "config.yaml").exists():
             shutil.rmtree(results.parent)
-
-
-def start_as_if_online(mirror: Any, *_: Any, **__: Any) -> None:
-    """Starts a mirror, in place of ``WandbMirror.start``, with a W&B that takes everything and opens pictures."""
-
-    def load(path: str) -> None:
-        with Image.open(path) as image:  # as wandb does: whatever it is
-            image.load()
-
-    mirror._wandb, mirror._run, mirror.mode = MagicMock(), MagicMock(), "online"
-    mirror._wandb.Image.side_effect = load
-    mirror._run.summary, mirror._run._finish_timed_out = {}, False

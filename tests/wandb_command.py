@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
-import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import Running, command
 from runs import SMALL
 
 from vit_lightning.errors import Diverged
+from vit_lightning.storage import wandb_logger
 from vit_lightning.storage.metrics import read_metrics
-from vit_lightning.storage.wandb_internals import import_wandb
-from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror, merged_by_step
+from vit_lightning.storage.wandb_logger import STEP, RunLogger, WandbConfig
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "a-secret-that-is-nobody-s-business"
 
 
-def command_and_a_late_warning(*arguments: str) -> None:
-    """Runs the command, after which W&B's own threads may still log something, as on a slow machine."""
-    try:
-        command(*arguments)
-    finally:
-        if "wandb" in sys.modules:
-            logging.getLogger("wandb").warning("late")
+def patient_command(*arguments: str) -> None:
+    """Runs the command, with TEST_FINISH_SECONDS for the last uploads to W&B."""
+    wandb_logger.FINISH_SECONDS = float(os.environ.pop("TEST_FINISH_SECONDS", wandb_logger.FINISH_SECONDS))
+    command(*arguments)
 
 
 def start(folder: Path, name: str, *arguments: str, **environment: str) -> Running:
@@ -36,7 +32,7 @@ def start(folder: Path, name: str, *arguments: str, **environment: str) -> Runni
     home.mkdir(exist_ok=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     environment = {**kept, "HOME": str(home), "MY_TOKEN": SECRET, **environment}
-    return Running(command_and_a_late_warning, name, *arguments, folder=folder, environment=environment)
+    return Running(patient_command, name, *arguments, folder=folder, environment=environment)
 
 
 def finished(process: Running) -> str:
@@ -51,18 +47,26 @@ def fit(folder: Path, *flags: str, **environment: str) -> str:
     return finished(start(folder, "fit", *SMALL, "--out=run", *flags, **environment))
 
 
-def steps(folder: Path) -> dict[int, dict[str, float]]:
-    return dict(merged_by_step(read_metrics(folder)))
-
-
-def assert_delivered(rows: list[dict], folder: Path) -> None:
-    """Each step is there once, with the numbers of ``metrics.jsonl``."""
-    wanted = steps(folder)
-    assert sorted({row["_step"] for row in rows}) == sorted(wanted)
-    assert len(rows) == len(wanted)
+def by_step(rows: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
+    """Rows merged by their step, of which there may be several, and more after a resume."""
+    merged: dict[int, dict[str, Any]] = {}
     for row in rows:
-        for name, value in wanted[row["_step"]].items():
-            assert row[name] == pytest.approx(value), name
+        if key in row:
+            merged.setdefault(row[key], {}).update(row)
+    return merged
+
+
+def steps(folder: Path) -> dict[int, dict[str, float]]:
+    return by_step(read_metrics(folder), "step")
+
+
+def assert_delivered(rows: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Each step is there with the numbers of ``metrics.jsonl``."""
+    sent, wanted = by_step(rows, STEP), steps(folder)
+    assert sent.keys() == wanted.keys()
+    for step, row in wanted.items():
+        for name in row.keys() - {"step", "time"}:
+            assert sent[step][name] == pytest.approx(float(row[name])), name
 
 
 def end_runs() -> None:
@@ -79,9 +83,10 @@ def end_runs() -> None:
 
 
 def end_run(name: str, fault: BaseException) -> None:
-    mirror = WandbMirror(Path(name), name, WandbConfig(mode="offline"), {})
-    mirror.start()
-    mirror.finish(1, fault)
+    Path(name).mkdir()
+    run = RunLogger(Path(name), name, WandbConfig(mode="offline"), {})
+    run.start()
+    run.finish(1, fault)
 
 
 def log_report_twice() -> None:
@@ -91,8 +96,6 @@ def log_report_twice() -> None:
     from vit_lightning.report.report import make_report
     from vit_lightning.report.wandb_report import log_report
 
-    import_wandb(Path("scratch"))  # as for the runs of an ablation
-    shutil.rmtree("scratch")
     study = make_study(Path("pooling"), images=60)
     print(log_report(make_report(study)))
     print(log_report(make_report(study)) or "nothing new")

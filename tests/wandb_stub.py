@@ -238,12 +238,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def read_wandb_file(file: Path) -> dict[str, Any]:
-    """Rows, config, summary, files, console and facts of the run in a ``.wandb`` file."""
+    """Rows, config, summary, console and facts of the run in a ``.wandb`` file."""
     from google.protobuf.json_format import MessageToDict
     from wandb.proto import wandb_internal_pb2
 
-    found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "files": [], "run": {}}
-    found |= {"stats": [], "console": "", "metrics": {}, "alerts": [], "artifacts": {}, "preempting": False}
+    found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "run": {}}
+    found |= {"stats": [], "console": "", "metrics": {}, "axes": {}, "alerts": [], "artifacts": {}, "environment": {}}
+    found["preempting"] = False
     for chunk in _chunks(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(chunk)
         kind = record.WhichOneof("record_type")
@@ -257,17 +258,19 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
             found["run"] |= {"job_type": run.job_type, "tags": list(run.tags), "notes": run.notes}
             found["place"] = f"{run.entity}/{run.project}/{run.run_id}", run.sweep_id
             found["config"] |= _items(run.config.update)
-            found["host"] = run.host
-            found["git"] = MessageToDict(run.git, preserving_proto_field_name=True)
         elif kind == "config":
             _merge(found["config"], _items(record.config.update))
         elif kind == "stats":
             found["stats"].append({item.key: json.loads(item.value_json) for item in record.stats.item})
-        elif kind == "output_logger":
-            found["console"] += record.output_logger.line
+        elif kind == "output_raw":
+            found["console"] += record.output_raw.line
+        elif kind == "environment":
+            found["environment"] |= MessageToDict(record.environment)
         elif kind == "metric":
             said = MessageToDict(record.metric.summary)
-            found["metrics"][record.metric.name] = [way for way in ("max", "min") if said.get(way)]
+            name = record.metric.name or record.metric.glob_name
+            found["metrics"][name] = [way for way in ("max", "min") if said.get(way)]
+            found["axes"][name] = record.metric.step_metric
         elif kind == "alert":
             found["alerts"].append((record.alert.level, record.alert.title, record.alert.text))
         elif kind == "preempting":
@@ -281,8 +284,6 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
                     "files": {entry.path: entry.local_path for entry in record.artifact.manifest.contents},
                 }
             )
-        elif kind == "files":
-            found["files"] += [entry.path for entry in record.files.files]
     return found
 
 

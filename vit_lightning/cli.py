@@ -59,7 +59,7 @@ COMMANDS = {
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
     "report": Command("write the report of an ablation again", "ablation.publish:report"),
     "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
-    "sync": Command("upload runs or an ablation to W&B, only what is missing there", "ablation.publish:sync"),
+    "sync": Command("upload the offline runs in a folder to W&B", "ablation.publish:sync"),
 }
 
 MEANT = {

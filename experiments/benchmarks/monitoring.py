@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning import ViT, ViTClassifier
 from vit_lightning.storage.metrics import MetricsFile
-from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
+from vit_lightning.storage.wandb_logger import RunLogger, WandbConfig
 from vit_lightning.training.callbacks import Stopwatch
 from vit_lightning.training.monitor import Monitor
 
@@ -63,10 +62,8 @@ def measure(name: str, pairs: int, accelerator: str = "cpu") -> str:
     batches = 2 * pairs + 21
     images = TensorDataset(torch.randn(64 * batches, *shape), torch.randint(10, (64 * batches,)))
     with tempfile.TemporaryDirectory() as folder:
-        mirror = WandbMirror(
-            Path(folder), "cost", WandbConfig(mode="offline" if find_spec("wandb") else "disabled"), {}
-        )
-        mirror.start()
+        wandb = RunLogger(Path(folder), "cost", WandbConfig(mode="offline"), {})
+        wandb.start()
         stopwatch = Stopwatch()
         monitor = EverySecondStep(stopwatch, None, shape)
         monitor.seconds = []
@@ -74,14 +71,14 @@ def measure(name: str, pairs: int, accelerator: str = "cpu") -> str:
             accelerator=accelerator,
             max_epochs=1,
             log_every_n_steps=1,
-            logger=[MetricsFile(Path(folder)), mirror],
+            logger=[MetricsFile(Path(folder)), wandb],
             callbacks=[stopwatch, monitor],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
         )
         trainer.fit(ViTClassifier(network), DataLoader(images, batch_size=64))
-        mirror.finish()
+        wandb.finish()
     steps = np.diff(monitor.seconds)[20:]  # step 20, the first here, has no row
     without, with_row = 1000 * steps[: 2 * pairs].reshape(-1, 2).T
     draw = np.random.default_rng(0)

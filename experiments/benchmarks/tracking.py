@@ -45,14 +45,14 @@ Found = dict[str, np.ndarray[Any, Any]]
 class Turns(Callback):
     """Callback that gives each step and each end of an epoch its kind, and keeps its processor time."""
 
-    def __init__(self, mirror: Any) -> None:
+    def __init__(self, wandb: Any) -> None:
         self.draw = np.random.default_rng(0)
         self.next: dict[tuple[str, ...], list[str]] = {OF_STEP: [], OF_END: []}
         self.kind, self.since = "nothing", 0.0
         self.seconds: dict[tuple[str, ...], list[tuple[str, float]]] = {OF_STEP: [], OF_END: []}
         self.kinds = OF_STEP
-        self.mirror, self.log_metrics = mirror, mirror.log_metrics
-        mirror.log_metrics = lambda *given, **named: self.kind != "nothing" and self.log_metrics(*given, **named)
+        self.log_metrics = wandb.log_metrics
+        wandb.log_metrics = lambda *given, **named: self.kind != "nothing" and self.log_metrics(*given, **named)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         of = {type(callback): callback for callback in trainer.callbacks}  # type: ignore[attr-defined]
@@ -76,7 +76,6 @@ class Turns(Callback):
     def _begin(self, kinds: tuple[str, ...]) -> None:
         """Keeps the time of what ends here, and draws the kind of what begins."""
         if self.since:
-            self.mirror._send()  # else the next row would
             self.seconds[self.kinds].append((self.kind, time.process_time() - self.since))
         self.kinds = kinds
         if not self.next[kinds]:
@@ -101,11 +100,11 @@ def measure(turns_of: int) -> tuple[Found, Found]:
     experiment = resolve([*flags, *(f"--trainer.{name}={value}" for name, value in lengths.items())])
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(experiment, experiment.make_trainer_arguments(), Path(folder))
-        run.mirror.start()
-        turns = Turns(run.mirror)
+        run.wandb.start()
+        turns = Turns(run.wandb)
         run.trainer.callbacks.insert(0, turns)  # type: ignore[attr-defined]
         run.trainer.fit(run.module, datamodule=experiment.data)
-        run.mirror.finish()
+        run.wandb.finish()
     return turns.found(OF_STEP), turns.found(OF_END)
 
 

@@ -195,9 +195,9 @@ def main() -> None:
         in_a_terminal()
         turns = TakesTurns(args.seconds, cProfile.Profile() if args.profile else None)
         run.trainer.callbacks.insert(0, turns)  # type: ignore[attr-defined]
-        run.mirror.start()
+        run.wandb.start()
         run.trainer.fit(run.module, datamodule=experiment.data)
-        run.mirror.finish()
+        run.wandb.finish()
         os.chdir("/")
     if turns.profiler is not None:
         turns.profiler.disable()

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from fake_runs import start_as_if_online
 from runs import SMALL
 
 from vit_lightning import UserError
@@ -20,8 +18,7 @@ from vit_lightning.config.files import changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import CannotResume
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
-from vit_lightning.storage.metrics import read_metrics, write_results
-from vit_lightning.storage.wandb_mirror import WandbMirror
+from vit_lightning.storage.metrics import read_metrics
 
 
 def start(*flags: str, allowed: tuple[str, ...] = ()):
@@ -218,74 +215,3 @@ def test_a_folder_of_wandb_that_leads_away_is_not_followed(results, capsys):
     assert main(["fit", "--resume=out"]) == 2
     assert "out/wandb: a link to another place" in capsys.readouterr().err
     assert not [*Path("elsewhere").iterdir()]
-
-
-@pytest.mark.usefixtures("in_time")
-@pytest.mark.parametrize("settings", [None, {"x": 1}, [1], "x", {1: 2}])
-def test_sync_says_what_is_wrong_with_the_settings_of_a_run(results, capsys, monkeypatch, settings):
-    def refuse(*_, **__):
-        raise ConnectionError("no server")
-
-    monkeypatch.setattr("vit_lightning.storage.wandb_internals.import_wandb", refuse)
-    config = yaml.safe_load(Path("out/config.yaml").read_text()) | {"wandb": settings}
-    Path("out/config.yaml").write_text(yaml.safe_dump(config))
-    assert main(["sync", "out"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        "out was not sent: no server" if settings in (None, {"project": 3}) else "out/config.yaml is damaged"
-    ) in said
-
-
-@pytest.mark.usefixtures("in_time")
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "environment.json"])
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_sync_sends_files_of_the_run_alone(results, capsys, kind, name):
-    path = Path("out", name).absolute()
-    Path("elsewhere").write_text('{"step": 0}')
-    path.unlink(missing_ok=True)
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to(Path("elsewhere").absolute())
-    assert main(["sync", "out"]) == 2
-    assert f"out/{name}: a link to another place, or no file" in capsys.readouterr().err
-
-
-def break_results(folder: Path) -> None:
-    write_results(folder, {"test/acc": 1.0})
-
-
-def break_pictures(folder: Path) -> None:
-    (folder / "curves.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 3\nshowpage\n")
-
-
-def break_validations(folder: Path) -> None:
-    for path in (folder / "validation").glob("*.json"):
-        path.write_text('{"step": 20, "confidence": [], "sample": 3, "classes": 4}')
-
-
-@pytest.mark.parametrize("harm", [break_results, break_pictures, break_validations])
-def test_sync_says_what_is_wrong_with_the_files_of_a_run(results, capsys, monkeypatch, harm):
-    monkeypatch.setattr(WandbMirror, "start", start_as_if_online)
-    monkeypatch.setattr("subprocess.Popen", None)  # Pillow asks Ghostscript to draw PostScript
-    assert main(["sync", "out"]) == 0
-    harm(Path("out"))
-    assert main(["sync", "out"]) == 2
-    said = capsys.readouterr().err
-    assert "lightning sync: out" in said
-    assert "NoneType" not in said
-
-
-@pytest.mark.usefixtures("in_time")
-def test_logs_of_wandb_are_redacted_in_the_run_alone(results, monkeypatch):
-    monkeypatch.setattr(WandbMirror, "start", start_as_if_online)
-    monkeypatch.setenv("MY_TOKEN", "a-secret-of-mine")
-    for number in (1, 2):
-        Path(f"out/wandb/run-{number}").mkdir(parents=True)
-    Path("home").mkdir()
-    for path in (Path("home/x.log"), Path("home/y.log"), Path("out/wandb/run-1/logs/own.log")):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("a-secret-of-mine")
-    Path("out/wandb/run-1/logs/x.log").symlink_to(Path("home/x.log").absolute())
-    Path("out/wandb/run-2/logs").symlink_to(Path("home").absolute())
-    os.mkfifo("out/wandb/run-1/logs/pipe.log")
-    assert main(["sync", "out"]) == 0
-    assert "a-secret-of-mine" not in Path("out/wandb/run-1/logs/own.log").read_text()
-    assert [path.read_text() for path in Path("home").iterdir()] == ["a-secret-of-mine"] * 2

@@ -18,7 +18,7 @@ from vit_lightning.data.batches import Request
 from vit_lightning.figures.pictures import confusion_picture, numbers, sheet
 from vit_lightning.figures.validation_pictures import CELLS, ValidationPictures, _facts
 from vit_lightning.inspect.survey import glance
-from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
+from vit_lightning.storage.wandb_logger import RunLogger, WandbConfig
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 BATCHES = {"limit_train_batches": 4, "limit_val_batches": 2, "num_sanity_val_steps": 1}
@@ -54,7 +54,7 @@ def train(folder, every, epochs=3, module=None, **arguments):
     network = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(64, 10))
     rates = OptimizerConfig(lr=0.02)
     module = module or ViTClassifier(network, num_classes=10, optimizer=rates, ema=EMAConfig(decay=0.9))
-    pictures = ValidationPictures(data, WandbMirror(folder, "a", WandbConfig(), {}), every)
+    pictures = ValidationPictures(data, RunLogger(folder, "a", WandbConfig(), {}), every)
     callbacks = [pictures, seen] if isinstance(module, ViTClassifier) else [pictures]
     settings = {**QUIET, **BATCHES, "max_epochs": epochs, "accelerator": "cpu", **arguments}
     trainer = Trainer(**settings, callbacks=callbacks, default_root_dir=folder)

@@ -27,7 +27,8 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     environment = {**kept, "HOME": str(tmp_path), "WANDB_MODE": "offline"}
     result = Running(log_report_twice, folder=tmp_path, environment=environment).finish()
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "W&B         offline; send all of it: lightning sync pooling\nnothing new\n"
+    hint = "view: wandb leet pooling/wandb; send: lightning sync pooling (or wandb sync)"
+    assert result.stdout == f"W&B         offline; {hint}\nnothing new\n"
     [file] = (tmp_path / "pooling" / "wandb").glob("offline-run-*/run-*.wandb")
     sent = read_wandb_file(file)
     assert (sent["run"]["group"], sent["run"]["job_type"]) == ("pooling", "report")
@@ -69,7 +70,7 @@ def test_with_w_and_b_both_are_saved(tmp_path, monkeypatch, capsys):
 
     saved = []
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(module, "has_key", lambda wandb: True)
+    monkeypatch.setattr(module, "has_key", lambda: True)
     settings = {"entity": "team", "project": "digits", "mode": "offline"}  # its runs may have been sent since
     monkeypatch.setattr(module, "wandb_settings", lambda report: settings)
     for kind, method in ((workspaces.Workspace, "save_as_new_view"), (reports.Report, "save")):
@@ -87,7 +88,7 @@ def test_a_server_that_refuses_leaves_the_specs(tmp_path, monkeypatch, capsys):
         raise RuntimeError("permission denied\nat line 7")
 
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(module, "has_key", lambda wandb: True)
+    monkeypatch.setattr(module, "has_key", lambda: True)
     monkeypatch.setattr(module, "_send", refuse)
     study = make_study(tmp_path / "pooling", images=60)
     dashboard(make_report(study))

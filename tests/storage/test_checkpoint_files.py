@@ -96,7 +96,7 @@ def test_what_a_save_in_the_background_meets_is_told_when_it_is_waited_for(tmp_p
         io.save_checkpoint({"state_dict": {}, "global_step": 1}, last)
     with pytest.warns(UserWarning, match=r"last\.ckpt was not written"):
         io.finish()
-    assert (io.failures, io.lost) == (1, {last, best})
+    assert (io.failed_steps, io.lost) == ({1}, {last, best})
     for step in (2, 3):
         io.save_checkpoint({"state_dict": {}, "global_step": step}, last)
         if step == 2:
@@ -107,7 +107,7 @@ def test_what_a_save_in_the_background_meets_is_told_when_it_is_waited_for(tmp_p
     monkeypatch.undo()
     io.save_checkpoint({"state_dict": {}, "global_step": 4}, last)
     io.teardown()
-    assert (io.failures, io.lost) == (0, {best})
+    assert (io.failed_steps, io.lost) == (set(), {best})
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from vit_lightning.storage.environment import describe_environment, write_diff
+from vit_lightning.storage.environment import describe_environment
 
 
 def git(*words: str) -> str:
@@ -28,13 +28,3 @@ def test_the_repository_of_the_working_folder_is_read_and_left_alone(in_folder):
     assert (found["commit"], found["changed"]) == (git("rev-parse", "HEAD"), ["?? new.yaml"])
     assert found["remote"] == "https://example.org/a.git"
     assert Path(".git/index").read_bytes() == before
-
-
-def test_a_diff_of_files_that_are_not_utf_8_is_kept(in_folder):
-    git("init")
-    Path("a.py").write_bytes(b"# \xe9\n")
-    git("add", "a.py")
-    git("commit", "-m", "first")
-    Path("a.py").write_bytes(b"# \xe9\xe8\n")
-    write_diff(in_folder / "diff.patch")
-    assert "+# " in Path("diff.patch").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Lightning's own loggers in a config, beside the run's own files and its mirror in W&B."""
+"""Lightning's own loggers in a config, beside the run's own files and its run in W&B."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LOGGERS = {
 NEEDED = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "MLFlowLogger": ("mlflow", "mlflow_skinny")}
 
 
-def test_lightning_s_loggers_stand_beside_the_mirror(tmp_path):
-    """Each has the config and all metrics; W&B's has a run of its own, and does not take that of the mirror."""
+def test_lightning_s_loggers_stand_beside_ours(tmp_path):
+    """Each has the config and all metrics; W&B's has a run of its own, and does not take ours."""
     (tmp_path / "theirs").mkdir()
     there = [name for name in LOGGERS if name not in NEEDED or any(map(find_spec, NEEDED[name]))]
     loggers = [{"class_path": f"lightning.pytorch.loggers.{name}", "init_args": LOGGERS[name]} for name in there]

@@ -7,6 +7,7 @@ must not have started computing threads of its own: it keeps to one.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -190,9 +191,12 @@ def begin_process(parent: int, output: int, threads: int, visible: str | None) -
     """
     die_with(parent)
     obey_parent()
-    for handle, name in ((1, "stdout"), (2, "stderr")):
+    for handle, stream in ((1, sys.stdout), (2, sys.stderr)):
         os.dup2(output, handle)
-        setattr(sys, name, open(handle, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
+        if isinstance(stream, io.TextIOWrapper):  # the same object, to which W&B listens
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    for name in ("WANDB_RUN_ID", "WANDB_NAME"):  # each run has its own
+        os.environ.pop(name, None)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for processes that the run itself starts
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible

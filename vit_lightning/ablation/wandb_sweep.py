@@ -8,6 +8,7 @@ options of a config.
 from __future__ import annotations
 
 import ast
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from typing import Any
 from vit_lightning.ablation.plan import Plan, flags_of, options_of_run
 from vit_lightning.config.files import read_flags
 from vit_lightning.errors import UserError
-from vit_lightning.storage.wandb_mirror import run_of_agent
 from vit_lightning.storage.wandb_sweeps import write_sweep_file
 
 
@@ -55,7 +55,11 @@ def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         UserError: the arm is none of a sweep file.
     """
     given = dict(flags)
-    place = [(f"wandb.{name}", value) for name, value in run_of_agent().items() if name != "run_id"]
+    place = [  # wandb takes no other there
+        (f"wandb.{name}", os.environ[variable])
+        for name, variable in (("project", "WANDB_PROJECT"), ("entity", "WANDB_ENTITY"))
+        if "WANDB_SWEEP_ID" in os.environ and os.environ.get(variable)
+    ]
     if "arm" not in given:
         return [*flags, *place]
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-import platform
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -22,7 +20,6 @@ from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.forecast import CERTAIN, forecast_sentences, measured_spread
 from vit_lightning.signals import STOP, handled
-from vit_lightning.storage.wandb_internals import import_late_parts, import_wandb
 
 RENEWAL = 5.0
 """Seconds between two renewals of the claims of this process."""
@@ -92,7 +89,7 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
     devices = devices_of(plan)
     workers = workers_of(options.workers, devices, ledger.facts["threads"])
     read_images({arm: item for arm, item in plan.experiments.items() if options.only in (None, arm)})
-    scratch = warm_up(plan, ledger.folder)
+    warm_up(plan)
     attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
     received: list[int] = []
     try:
@@ -104,25 +101,17 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
         raise UserError(f"{ledger.folder}: {fault.strerror or fault} (the same command resumes)") from fault
     finally:
         attempts.stop()
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
-def warm_up(plan: Plan, folder: Path) -> Path | None:
-    """Imports what runs import late, so that it is done once; returns W&B's scratch folder, None without W&B."""
+def warm_up(plan: Plan) -> None:
+    """Imports what runs import late, so that it is done once."""
     import matplotlib.backends.backend_agg
     import matplotlib.pyplot  # noqa: F401
 
     modes = {experiment.settings.wandb.mode for experiment in plan.experiments.values()}
-    if modes == {"disabled"} or (modes == {None} and os.environ.get("WANDB_MODE") == "disabled"):
-        return None
-    for left in folder.glob(f".wandb-{platform.node()}-*"):  # of processes that were killed
-        if Path("/proc").exists() and not Path("/proc", left.name.rpartition("-")[2]).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    scratch = folder / f".wandb-{platform.node()}-{os.getpid()}"
-    import_wandb(scratch)
-    import_late_parts()
-    return scratch
+    if modes != {"disabled"} and (modes != {None} or os.environ.get("WANDB_MODE") != "disabled"):
+        with contextlib.suppress(ImportError):
+            import wandb.sdk.launch  # noqa: F401  # by wandb.init, which takes two seconds
 
 
 def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers: int, received: list[int]) -> None:

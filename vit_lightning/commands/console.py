@@ -28,8 +28,7 @@ from vit_lightning.data.splits import Split
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import FULL
-from vit_lightning.storage.wandb_mirror import WandbMirror
-from vit_lightning.training.callbacks import Stopwatch, training_steps
+from vit_lightning.training.callbacks import training_steps
 from vit_lightning.training.classifier import ConfiguredOptimizer
 from vit_lightning.training.optim import OptimizerConfig
 from vit_lightning.training.resources import AUTO, auto_precision
@@ -174,15 +173,8 @@ def gpu_notes(config: Mapping[str, Any], precision: str, cores: int) -> list[str
     return notes
 
 
-def start_mirror(mirror: WandbMirror, stopwatch: Stopwatch) -> None:
-    """Starts W&B, whose import takes as long as some epochs, when training has begun; its time does not count."""
-    with stopwatch.paused():
-        mirror.start(say=_say_beside_bar)
-        _say_beside_bar(mirror.place())
-        mirror.catch_up(mirror.folder)
-
-
-def _say_beside_bar(text: str) -> None:
+def say_beside_bar(text: str) -> None:
+    """Prints a text while a progress bar may be on the screen."""
     with tqdm.external_write_mode():
         say(text)
 

@@ -12,14 +12,13 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 
-from vit_lightning.commands.console import Start, print_summary, quiet, row, say, start_lines, start_mirror
+from vit_lightning.commands.console import Start, print_summary, quiet, row, say, say_beside_bar, start_lines
 from vit_lightning.commands.module import (
     compile_chosen,
     count_parameters,
@@ -43,10 +42,10 @@ from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
-from vit_lightning.storage.environment import write_diff, write_environment
+from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, read_metrics, write_results
-from vit_lightning.storage.wandb_mirror import DIFF, WandbMirror, run_id, run_of_agent
+from vit_lightning.storage.wandb_logger import RunLogger, run_id
 from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
 from vit_lightning.training.classifier import ViTClassifier
@@ -74,7 +73,7 @@ class Run:
     predictions: TestPredictions
     stopwatch: Stopwatch
     metrics: MetricsFile
-    mirror: WandbMirror
+    wandb: RunLogger
     facts: dict[str, Any]
     """Parameters and floating-point operations, as in ``results.json``."""
 
@@ -151,13 +150,14 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     shape = (data.in_channels, *data.image_size)
     facts = {**count_parameters(module), "flops": forward_flops(network_of(module), shape)}
     metrics = MetricsFile(folder)
-    mirror = WandbMirror(folder, run_of_agent().get("run_id") or run_id(folder), settings.wandb, {**config, **facts})
 
     predictions, stopwatch, guard = TestPredictions(), Stopwatch(), FiniteGuard(folder)
+    shown = {**config, **facts}
+    wandb = RunLogger(folder, run_id(folder), settings.wandb, shown, say_beside_bar, stopwatch.paused)
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
     watchdog = Watchdog(folder, config["watchdog_minutes"])
     callbacks = [
-        Start(experiment, mirror.begin),  # before the random numbers of a step are seeded
+        Start(experiment, wandb.start),  # before the random numbers of a step are seeded
         OwnState(),  # before the user's callbacks are set up
         StepSeeds(experiment.seed),
         guard,
@@ -167,21 +167,19 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         Monitor(stopwatch, facts["flops"], shape),
         checkpoints,
         StopOnSignal(checkpoints),
-        ValidationPictures(data, mirror, config["pictures_every_n_epochs"]),
+        ValidationPictures(data, wandb, config["pictures_every_n_epochs"]),
     ]
-    trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, mirror])
+    trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, wandb])
     wait_at_most(trainer, 4 * config["watchdog_minutes"])
     watchdog.watch_connection(trainer)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
-    return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, mirror, facts)
+    return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, wandb, facts)
 
 
 def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     experiment, data, module, trainer, folder = run.experiment, run.experiment.data, run.module, run.trainer, run.folder
-    run.mirror.listen()
-    run.mirror.postponed = partial(start_mirror, run.mirror, run.stopwatch)
     with (
         _ended_in_words(run, is_new=resumed is None),
         full_disk_named(folder),
@@ -193,9 +191,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         keep_own_files(folder)
         device, precision = trainer.strategy.root_device.type, trainer.precision
         fast_paths = experiment.describe_fast_paths(device, precision)
-        write_environment(folder, run_id=run.mirror.run_id, precision=precision, fast_paths=fast_paths)
-        if experiment.settings.wandb.code and resumed is None:
-            write_diff(folder / DIFF)
+        write_environment(folder, run_id=run.wandb.run_id, precision=precision, fast_paths=fast_paths)
         say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
         say(start_lines(experiment, trainer, run.facts))
         say(_memory_note(run))
@@ -231,17 +227,17 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             draw_curves(experiment, folder, results["best_step"])
             if run.predictions.table:
                 say(report_test(folder, run.predictions.table, data))
-            run.mirror.log_results(results)
             for path in sorted(folder.glob("*-profile*.txt")):
                 say(path.read_text(encoding="utf-8").strip())
+        write_results(folder, results)
         print_summary(folder, results)
         say(_ties(experiment, folder))
         say(_stopped_early(trainer))
-        run.mirror.finish()
-        write_results(folder, results)
-    if left_out := sum(map(len, data.bad_images.values())):
-        say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
-    say(run.mirror.hint())
+        if left_out := sum(map(len, data.bad_images.values())):
+            say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
+        run.wandb.log_results(results)
+    run.wandb.finish()
+    say(run.wandb.hint())
     return results
 
 
@@ -299,16 +295,14 @@ def _test(run: Run, results: Results) -> Results:
 
 @contextlib.contextmanager
 def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
-    """Says how to go on after a run has been stopped, and ends its mirror.
+    """Says how to go on after a run has been stopped, and ends its run in W&B.
 
     Removes the folder of a new run that a mistake of the user's ends before its first step: nothing names it.
     """
     try:
         yield
     except BaseException as fault:
-        if not isinstance(fault, Exception) or type(fault) is UserError:
-            run.mirror.postponed = None  # before the first step there is nothing to send
-        run.mirror.finish(exit_code=1, fault=fault)
+        run.wandb.finish(exit_code=1, fault=fault)
         if isinstance(fault, KeyboardInterrupt | SystemExit):
             say(f"stopped; to resume: lightning fit --resume {shlex.quote(str(run.folder))}")
             fault.add_note("printed")

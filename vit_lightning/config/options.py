@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from vit_lightning.limits import at_least, is_plain_name, problems_of, refuse
 from vit_lightning.models.resize import ResizePositions
-from vit_lightning.storage.wandb_mirror import WandbConfig
+from vit_lightning.storage.wandb_logger import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.ema import EMAConfig
 from vit_lightning.training.fine_tuning import LoraConfig

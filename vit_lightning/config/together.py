@@ -26,7 +26,7 @@ from vit_lightning.config.typed import Part, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
-from vit_lightning.storage.redaction import secrets_of_environment
+from vit_lightning.storage.credentials import secrets_of_environment
 from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.image_sizes import ProgressiveImageSize
 from vit_lightning.training.losses import OwnLoss, Teacher

@@ -34,7 +34,7 @@ from vit_lightning.inspect.watch import find_blocks, grid_of
 from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
-from vit_lightning.storage.wandb_mirror import WandbMirror
+from vit_lightning.storage.wandb_logger import RunLogger
 from vit_lightning.storage.wandb_values import IMAGES
 from vit_lightning.training.callbacks import (
     gather,
@@ -90,13 +90,13 @@ class ValidationPictures(Callback):
 
     Args:
         data: the data module.
-        mirror: W&B.
+        wandb: W&B.
         every_n_epochs: epochs between two pictures, 0 for none; None for each power of two, since a network changes
             most at first.
     """
 
-    def __init__(self, data: ImageData, mirror: WandbMirror, every_n_epochs: int | None = None) -> None:
-        self.data, self.mirror, self.every_n_epochs = data, mirror, every_n_epochs
+    def __init__(self, data: ImageData, wandb: RunLogger, every_n_epochs: int | None = None) -> None:
+        self.data, self.wandb, self.every_n_epochs = data, wandb, every_n_epochs
         self._due = False
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._of_images = torch.empty(2, 0)
@@ -185,7 +185,7 @@ class ValidationPictures(Callback):
                 facts["effective_rank"] = self._draw_inside(trainer, network, images[:INSIDE], folder, epoch)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
-        self.mirror.log_validation(path)
+        self.wandb.log_validation(path)
 
     def _draw_inside(
         self, trainer: Trainer, network: nn.Module, images: Array, folder: Path, epoch: int

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,9 +18,8 @@ from vit_lightning.report.tables import markdown
 from vit_lightning.report.wandb_report import REPORT, report_tables, wandb_settings
 from vit_lightning.report.wording import rule
 from vit_lightning.storage.folder import write_whole
-from vit_lightning.storage.redaction import Redaction
-from vit_lightning.storage.wandb_internals import has_key, import_wandb
-from vit_lightning.storage.wandb_mirror import WandbConfig
+from vit_lightning.storage.wandb_logger import project_of
+from vit_lightning.storage.wandb_sources import has_key
 
 PATIENCE = 60.0
 """Seconds within which W&B must save both."""
@@ -31,7 +28,7 @@ PATIENCE = 60.0
 def dashboard(report: Report) -> None:
     """Makes the workspace and the report of an ablation, as ``publish`` does."""
     settings = wandb_settings(report)
-    project, known = settings.get("project", WandbConfig.project), settings.get("entity")
+    project, known = project_of(settings.get("project")), settings.get("entity")
 
     def views(entity: str | None) -> dict[str, Any]:
         own = "" if entity is None else known or entity
@@ -77,35 +74,33 @@ def publish(folder: Path, settings: Mapping[str, Any], views: Callable[[str | No
     Raises:
         UserError: the extra ``dashboard`` is not installed.
     """
-    wandb = import_wandb(folder)
     try:
         import wandb_workspaces  # noqa: F401
     except ImportError as fault:
         raise UserError('dashboard needs wandb-workspaces: pip install "vit-lightning[dashboard]"') from fault
-    why = _why_offline(wandb, settings)
+    why = _why_offline(settings)
     if not why:
-        links, why = _bounded(lambda: _send(wandb, views, settings.get("entity")))
+        links, why = _bounded(lambda: _send(views, settings.get("entity")))
         if links:
             print("\n".join(links))
             return
     _write_specs(folder, views(None), why)
-    shutil.rmtree(folder / "wandb" / "cache", ignore_errors=True)
-    with contextlib.suppress(OSError):  # W&B's own files of the runs are in it
-        (folder / "wandb").rmdir()
 
 
-def _why_offline(wandb: Any, settings: Mapping[str, Any]) -> str:
+def _why_offline(settings: Mapping[str, Any]) -> str:
     """Returns why W&B cannot be used; runs logged offline may have been sent since, so only the environment counts."""
     mode = os.environ.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled", "dryrun"):
         return f"W&B is {mode} (WANDB_MODE)"
     if settings.get("mode") == "disabled":
         return "W&B is disabled in the configs of the runs"
-    return "" if has_key(wandb) else "no API key"
+    return "" if has_key() else "no API key"
 
 
-def _send(wandb: Any, views: Callable[[str | None], Mapping[str, Any]], entity: str | None) -> list[str]:
+def _send(views: Callable[[str | None], Mapping[str, Any]], entity: str | None) -> list[str]:
     """Saves the views; returns their addresses."""
+    import wandb
+
     links = []
     for name, view in views(entity or str(wandb.Api(timeout=20).default_entity)).items():
         view.save_as_new_view() if hasattr(view, "save_as_new_view") else view.save()
@@ -205,4 +200,4 @@ def _answer(report: Report) -> str:
     lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.caveats, *report.warnings])
     facts = "\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items())
     answer = f"**{markdown(report.headline)}**\n\n{markdown(report.recommendation)}"
-    return Redaction()(f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{markdown(rule(report.analysis))}")
+    return f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{markdown(rule(report.analysis))}"

@@ -12,8 +12,7 @@ from vit_lightning.report.configs import config_of_run
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
 from vit_lightning.storage.metrics import read_metrics, read_results
-from vit_lightning.storage.redaction import Redaction
-from vit_lightning.storage.wandb_mirror import WandbConfig
+from vit_lightning.storage.wandb_logger import STEP, project_of
 
 QUALITY = ("val/acc", "val/loss", "val/raw_acc", "train/loss", "train/ce")
 SECTIONS = {
@@ -71,7 +70,7 @@ def read_sets(folder: Path) -> list[RunSet]:
         config = config_of_run(path)
         wandb = config.get("wandb") or {}
         name = str(config.get("experiment") or path.parent.name)
-        place = name, str(wandb.get("project") or WandbConfig.project), wandb.get("entity")
+        place = name, project_of(wandb.get("project")), wandb.get("entity")
         found.setdefault(place, {})[path] = config
     alone = is_run(folder)
     return [RunSet(*place, tuple(runs), tuple(runs.values()), alone) for place, runs in found.items()]
@@ -120,7 +119,7 @@ def curve(title: str, *, grouped: bool, **metrics: Any) -> Any:
     import wandb_workspaces.reports.v2 as panels
 
     band = {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if grouped else {}
-    return panels.LinePlot(title=title, x="Step", **metrics, **band)
+    return panels.LinePlot(title=title, x=STEP, **metrics, **band)
 
 
 def workspace(entity: str, project: str, name: str, sections: dict[str, list[Any]], filters: str, by: list[Any]) -> Any:
@@ -179,4 +178,4 @@ def _table(runs: RunSet) -> Table:
         shown = ["" if number is None else f"{number:.5g}" for number in numbers]
         seed = word(config.get("seed_everything"))
         rows.append([folder.name, "finished" if results else "unfinished", seed, *map(word, node), *shown])
-    return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], Redaction().of(rows))
+    return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], rows)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.errors import UserError
 from vit_lightning.report.page import verdicts
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import read_json, write_whole
-from vit_lightning.storage.redaction import Redaction
-from vit_lightning.storage.wandb_mirror import WandbConfig, WandbMirror
+from vit_lightning.storage.wandb_logger import RunLogger, WandbConfig
 
 REPORT = "report"
 """Job type of the report's run; the job types of the other runs are their arms."""
@@ -32,58 +29,38 @@ def wandb_settings(report: Report) -> dict[str, Any]:
     return {name: settings[name] for name in ("mode", "project", "entity") if settings.get(name) is not None}
 
 
-def log_report(report: Report, *, send: bool = False) -> str:
+def log_report(report: Report) -> str:
     """Logs tables and figures to a run in the ablation's group; returns where it is, in one line.
 
-    Without ``send``, faults of W&B are not raised. The same run is updated each time, unless nothing has changed.
-
-    Args:
-        report: of the ablation.
-        send: to W&B's server and nowhere else, whatever the configs of the runs say.
-
-    Raises:
-        UserError: it was to be sent and was not.
+    The same run is updated each time, unless nothing has changed.
     """
     study, values = report.study, summary(report)
     known = {"run_id": secrets.token_hex(4), **read_json(study.folder / "wandb.json")}
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
-    if known.get("logged") == digest and not send:
+    if known.get("logged") == digest:
         return ""
-    settings = wandb_settings(report) | ({"mode": "online"} if send else {})
-    config = WandbConfig(**settings, group=study.name, job_type=REPORT, tags=[study.name[:64], REPORT])
+    config = WandbConfig(**wandb_settings(report), group=study.name, job_type=REPORT, tags=[study.name[:64], REPORT])
     plan = {"baseline": study.baseline, "compare": asdict(study.compare), "arms": study.arms}
-    mirror = WandbMirror(study.folder, known["run_id"], config, {"ablation": study.name, **plan})
-    mirror.start(otherwise=() if send else ("offline",))
-    if mirror.mode == "disabled":
-        if send:
-            raise UserError(f"the report was not sent: {mirror.reason} (for a key: wandb login)")
-        return mirror.hint()
+    run = RunLogger(study.folder, known["run_id"], config, {"ablation": study.name, **plan}, say=lambda _: None)
+    run.start()
+    if run.mode == "disabled":
+        return run.hint()
     write_whole(study.folder / "wandb.json", json.dumps(known) + "\n")  # so that another try updates the same run
-    try:
-        for name, table in report_tables(report).items():
-            mirror.log_table(f"{REPORT}/{name}", table.header, table.rows)
-        mirror.log_images(_save_images(report))
-        mirror.log_summary(values)
-        if not study.missing and known.get("logged") != digest:
-            mirror.alert(f"{study.name} is finished", report.headline)
-    finally:
-        taken, place = mirror.is_live, mirror.hint()
-        mirror.finish()
-    if not taken or (mirror.mode == "online" and mirror.reason):
-        if send:
-            raise UserError(f"the report was not sent, or not all of it: {mirror.reason}")
-        return f"W&B         took not all of the report ({mirror.reason})"
-    write_whole(study.folder / "wandb.json", json.dumps({**known, "logged": digest}) + "\n")
-    if mirror.mode == "offline":
-        return f"W&B         offline; send all of it: lightning sync {shlex.quote(str(study.folder))}"
-    return place
+    for name, table in report_tables(report).items():
+        run.log_table(f"{REPORT}/{name}", table.header, table.rows)
+    run.log_images(_save_images(report))
+    run.log_summary(values)
+    if not study.missing:
+        run.alert(f"{study.name} is finished", report.headline)
+    run.finish()
+    if not run.fault:
+        write_whole(study.folder / "wandb.json", json.dumps({**known, "logged": digest}) + "\n")
+    return run.hint()
 
 
 def report_tables(report: Report) -> dict[str, Table]:
     """Returns the tables that go to W&B, by name."""
-    redacted = Redaction().of
-    tables = {name: report.tables[name] for name in SENT if name in report.tables}
-    return {name: replace(table, rows=redacted(table.rows)) for name, table in tables.items()}
+    return {name: report.tables[name] for name in SENT if name in report.tables}
 
 
 def summary(report: Report) -> dict[str, Any]:

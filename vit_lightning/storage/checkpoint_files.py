@@ -61,11 +61,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Whether a save returns before its file is written; ``finish`` then waits for it."""
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: tuple[Path, int, Future[None]] | None = None
-        self.failures = 0
-        """Steps in a row after which a save failed; the last and the best checkpoint of a step count as one."""
+        self.failed_steps: set[int] = set()
+        """Steps in a row after which a save failed."""
         self.lost: set[Path] = set()
         """Files whose newest save failed."""
-        self._failed_step = -1
         self._read_back: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -92,11 +91,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target, step, writing = self._writing
         try:
             writing.result()
-            self.failures = 0
+            self.failed_steps = set()
             self.lost.discard(target)
         except OSError as fault:
             self.lost.add(target)
-            self._count_failure(target, fault, step)
+            self.failed_steps.add(step)
+            text = f"{target} was not written ({fault.strerror or fault}); the file before it is intact"
+            if (failures := len(self.failed_steps)) >= FAILURES:
+                raise UserError(f"{text}. {failures} saves in a row failed: training stops") from fault
+            warnings.warn(f"{text}, and training continues", stacklevel=2)
         finally:
             if writing.done():  # else a signal has ended the wait
                 self._writing = None
@@ -127,15 +130,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
-
-    def _count_failure(self, target: Path, fault: OSError, step: int) -> None:
-        if self.failures == 0 or step != self._failed_step:
-            self.failures += 1
-        self._failed_step = step
-        text = f"{target} was not written ({fault.strerror or fault}); the file before it is intact"
-        if self.failures >= FAILURES:
-            raise UserError(f"{text}. {self.failures} saves in a row failed: training stops") from fault
-        warnings.warn(f"{text}, and training continues", stacklevel=2)
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from vit_lightning.storage.credentials import without_credentials
 from vit_lightning.storage.folder import read_json, write_whole
-from vit_lightning.storage.redaction import without_credentials
 
 PACKAGES = ("vit-lightning", "torch", "torchvision", "lightning", "torchmetrics", "einops", "numpy", "wandb")
 
@@ -45,12 +45,6 @@ def write_environment(folder: Path, *, run_id: str, precision: str, fast_paths: 
     found = read_json(path) or {**describe_environment(), "precision": precision, "fast_paths": fast_paths}
     if found.get("run_id") != run_id:
         write_whole(path, json.dumps({"run_id": run_id} | found | {"run_id": run_id}, indent=2) + "\n")
-
-
-def write_diff(path: Path) -> None:
-    """Writes what git diff says of the working folder against its commit; nothing outside a repository."""
-    if (text := _run_git(Path.cwd(), "diff", "HEAD")) is not None:
-        write_whole(path, text)
 
 
 def _version(package: str) -> str | None:
@@ -85,4 +79,4 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
         done = subprocess.run(command, cwd=folder, capture_output=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace")  # a diff has the bytes of the files
+    return done.stdout.decode(errors="replace")

@@ -7,14 +7,12 @@ import csv
 import errno
 import fcntl
 import io
-import itertools
 import json
 import logging
 import os
 import platform
 import shlex
 import shutil
-import stat
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -96,7 +94,10 @@ def hold(folder: Path, key: str) -> Iterator[None]:
         raise UserError(f"{key}={folder} cannot be written to")
     lock = try_hold(folder)
     if lock is None:
-        raise InUse(f"{key}={folder} is in use by a live run ({_holder(folder)})")
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = (folder / LOCK).read_text(encoding="utf-8")
+        raise InUse(f"{key}={folder} is in use by a live run ({holder or 'its lock is taken'})")
     try:
         yield
     finally:
@@ -114,8 +115,10 @@ def try_hold(folder: Path) -> int | None:
     """
     path = folder / LOCK
     while True:
+        if os.path.lexists(path) and not is_plain(path, folder):  # the folder may be anybody's
+            raise UserError(f"{path}: {NO_FILE}")
         try:
-            handle = _open_lock(folder, os.O_RDWR | os.O_CREAT)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except OSError as fault:
             if fault.errno in FULL:
                 raise UserError(f"{path} cannot be written: {fault.strerror}") from fault
@@ -123,13 +126,11 @@ def try_hold(folder: Path) -> int | None:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as fault:
-            if fault.errno not in (errno.EACCES, errno.EAGAIN):
-                warnings.warn(
-                    f"{folder}: {fault.strerror}: the folder cannot be locked against a second process", stacklevel=2
-                )
-                return handle
-            os.close(handle)
-            return None
+            if fault.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(handle)
+                return None
+            warnings.warn(f"{folder}: {fault.strerror}: it cannot be locked against a second process", stacklevel=2)
+            return handle
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(handle).st_ino == path.stat().st_ino:  # else its last holder has just removed it
                 os.ftruncate(handle, 0)
@@ -142,20 +143,6 @@ def release(folder: Path, lock: int) -> None:
     """Releases the lock of ``try_hold``."""
     (folder / LOCK).unlink(missing_ok=True)
     os.close(lock)
-
-
-def _open_lock(folder: Path, flags: int) -> int:
-    """Opens the lock of a folder, which may be anybody's: no link, which would be written to elsewhere, and no pipe."""
-    path = folder / LOCK
-    try:
-        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            return handle
-        os.close(handle)
-    except OSError:
-        if (path.is_file() and not path.is_symlink()) or not os.path.lexists(path):
-            raise
-    raise UserError(f"{path}: {NO_FILE}")
 
 
 def is_run(folder: Path) -> bool:
@@ -181,13 +168,6 @@ def runs_in(folder: Path) -> list[Path]:
         known = "a run folder has metrics.jsonl or environment.json"
         raise UserError(f"{folder} {f'holds no run, but {here}' if here else 'is empty'} ({known})")
     return sorted(runs)
-
-
-def _holder(folder: Path) -> str:
-    try:
-        return (folder / LOCK).read_text(encoding="utf-8") or "its lock is taken"
-    except OSError:
-        return "its lock is taken"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -223,20 +203,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Checks that all of a folder is its own files, before they are read or written; but for the links of W&B's runs.
+    """Checks that all of a folder is its own files, before they are read or written; but for what is in W&B's folder.
 
     Raises:
         UserError: some are links to another place, pipes or devices.
     """
     home = folder.resolve()
-    paths = (path for path in sorted(folder.rglob("*")) if not _is_of_wandb(path.relative_to(folder)))
+    paths = (path for path in sorted(folder.rglob("*")) if "wandb" not in path.relative_to(folder).parts[:-1])
     if away := [str(path) for path in paths if _leads_away(path, home)]:
         raise UserError(f"{', '.join(away)}: {NO_FILE}")
-
-
-def _is_of_wandb(path: Path) -> bool:
-    """Whether a path lies in W&B's folder of a run, such as ``wandb/offline-run-1``."""
-    return any(first == "wandb" and "run-" in second for first, second in itertools.pairwise(path.parent.parts))
 
 
 def _leads_away(path: Path, home: Path) -> bool:
@@ -298,11 +273,14 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 @contextlib.contextmanager
 def log_warnings(folder: Path) -> Iterator[None]:
-    """Also writes warnings of Python, Lightning and W&B to ``warnings.log``."""
+    """Also writes warnings of Python and Lightning to ``warnings.log``."""
     if not is_first():
         yield
         return
-    handler, show = _Lines(folder / "warnings.log"), warnings.showwarning
+    handler, show = logging.FileHandler(folder / "warnings.log", encoding="utf-8"), warnings.showwarning
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk loses the line alone
 
     def show_and_write(
         message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
@@ -312,7 +290,7 @@ def log_warnings(folder: Path) -> Iterator[None]:
         show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show_and_write
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "wandb")]
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     for logger in loggers:
         logger.addHandler(handler)
     try:
@@ -321,17 +299,5 @@ def log_warnings(folder: Path) -> Iterator[None]:
         warnings.showwarning = show
         for logger in loggers:
             logger.removeHandler(handler)
-
-
-class _Lines(logging.Handler):
-    """Handler that appends lines to a file, and drops those that a full disk does not take."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(logging.WARNING)
-        self.path = path
-        self.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-        path.touch()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as file:
-            file.write(f"{self.format(record)}\n")
+        with contextlib.suppress(OSError):
+            handler.close()

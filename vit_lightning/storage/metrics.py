@@ -58,16 +58,10 @@ class MetricsFile(Logger):
         epoch = {"epoch": int(metrics["epoch"])} if "epoch" in metrics else {}
         row = {"step": step, **epoch, **numbers, "time": round(time.time(), 3)}
         self._pending += json.dumps(row).encode() + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
         try:
-            if self._file is None:
-                self._file = open_lines(self.folder / "metrics.jsonl")
-            while self._pending:
-                self._pending = self._pending[self._file.write(self._pending) :]
+            self.complete()
         except OSError as fault:
-            warnings.warn(f"metrics.jsonl cannot be written now ({fault.strerror}), its rows are kept", stacklevel=4)
+            warnings.warn(f"metrics.jsonl cannot be written now ({fault.strerror}), its rows are kept", stacklevel=3)
 
     @rank_zero_only
     def complete(self) -> None:
@@ -76,10 +70,10 @@ class MetricsFile(Logger):
         Raises:
             OSError: it is still full.
         """
-        if self._pending:
-            with open_lines(self.folder / "metrics.jsonl") as file:
-                while self._pending:
-                    self._pending = self._pending[file.write(self._pending) :]
+        if self._pending and self._file is None:
+            self._file = open_lines(self.folder / "metrics.jsonl")
+        while self._file is not None and self._pending:
+            self._pending = self._pending[self._file.write(self._pending) :]
 
     @rank_zero_only
     def resume(self, step: int, *rows: dict[str, Any] | None) -> None:
@@ -100,8 +94,6 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        if self._pending:
-            self._flush()
         if self._file is not None:
             self._file.close()
             self._file = None

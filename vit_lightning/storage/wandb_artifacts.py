@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.storage.checkpoint_files import BEST, LAST, read_checkpoint
-from vit_lightning.storage.redaction import Redaction
+from vit_lightning.storage.credentials import masked
 from vit_lightning.storage.wandb_sources import WANDB
 
+UPLOAD_SECONDS = 900
+"""Seconds that the upload of a checkpoint may take."""
 
-def log_models(wandb: Any, run: Any, folder: Path, redacted: Redaction, registry: str | None) -> None:
+
+def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None:
     """Logs the last and the best checkpoint of a run folder as versions of one artifact, and what they were made of.
 
     A version has the checkpoint at its place in a run folder, and ``config.yaml``, so that it can be used as one.
@@ -22,16 +25,16 @@ def log_models(wandb: Any, run: Any, folder: Path, redacted: Redaction, registry
         if not (folder / place).is_file():
             continue
         checkpoint = read_checkpoint(folder / place)
-        artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=redacted.of(facts_of(checkpoint)))
+        artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=masked(facts_of(checkpoint)))
         for name in (place, "config.yaml"):
-            artifact.add_file(str(folder / name), name=str(name))
-        if not versions:
-            _use_sources(wandb, run, checkpoint, redacted)
+            artifact.add_file(str(folder / name), name=str(name), policy="immutable")
+        if not versions and not run.offline:
+            _use_sources(wandb, run, checkpoint)
         versions.append(run.log_artifact(artifact, aliases=[alias]))
     if run.offline:
         return
     for version in versions:
-        version.wait()
+        version.wait(UPLOAD_SECONDS)
     if versions and registry is not None:
         run.link_artifact(versions[-1], f"wandb-registry-{registry}")
 
@@ -45,21 +48,19 @@ def facts_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         "model": (config.get("model") or {}).get("class_path"),
         "step": checkpoint["global_step"],
         "metrics": {name: float(value) for name, value in checkpoint["metrics"].items()},
-        "data": data_of(checkpoint),
+        "data": _data_of(checkpoint),
     }
 
 
-def data_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def _data_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns class, arguments and fingerprint of the data set of a checkpoint."""
     data = checkpoint["config"]["data"]
     return {"class_path": data["class_path"], **data.get("init_args", {}), "fingerprint": checkpoint["images"]}
 
 
-def _use_sources(wandb: Any, run: Any, checkpoint: Mapping[str, Any], redacted: Redaction) -> None:
+def _use_sources(wandb: Any, run: Any, checkpoint: Mapping[str, Any]) -> None:
     """Says of which data set and which other artifact a run was made; wandb can do so online alone."""
-    if run.offline:
-        return
-    data = redacted.of(data_of(checkpoint))
+    data = masked(_data_of(checkpoint))
     used = wandb.Artifact(str(data["class_path"]).rpartition(".")[2], type="dataset", metadata=data)
     with used.new_file("dataset.json") as file:
         json.dump(data, file, indent=2)

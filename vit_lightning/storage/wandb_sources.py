@@ -1,15 +1,33 @@
-"""Artifacts of W&B as files to read."""
+"""The module wandb, its key, and artifacts of W&B as files to read."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 from vit_lightning.errors import UserError, first_line
-from vit_lightning.storage.wandb_internals import has_key, import_wandb, set_up
 
 WANDB = "wandb:"
 """Prefix of a source that is an artifact: wandb:ENTITY/PROJECT/ARTIFACT:ALIAS."""
+
+
+def silent_wandb() -> Any:
+    """Imports wandb, silent before the login too: the settings of init come too late for that."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # a report takes 12 s at exit if the server hangs
+    import wandb
+
+    wandb.setup(wandb.Settings(silent=True))
+    return wandb
+
+
+def has_key() -> bool:
+    """Whether an API key is configured (environment, netrc or settings); uses neither network nor prompt."""
+    wandb = silent_wandb()
+    if wandb.run is not None:  # of a WandbLogger of the config: beside it login does nothing
+        return not wandb.run.offline
+    return bool(wandb.login(prompt=False, verify=False))
 
 
 def artifact_path(place: str, key: str, parent: Path) -> Path:
@@ -28,15 +46,11 @@ def artifact_path(place: str, key: str, parent: Path) -> Path:
         raise UserError(
             f"{key}={place} must be {WANDB}ENTITY/PROJECT/ARTIFACT:ALIAS, such as {WANDB}me/digits/model-1:best"
         )
-    wandb = import_wandb(parent)
-    set_up(wandb)
-    if not has_key(wandb):
-        raise UserError(f"{key}={place} needs an API key of W&B: wandb login")
     try:
-        artifact = wandb.Api(timeout=20).artifact(name)
+        artifact = silent_wandb().Api(timeout=20).artifact(name)
         folder = parent / f"wandb-{re.sub(r'[^0-9a-f]', '', artifact.digest)}"
         artifact.download(root=str(folder))
-    except Exception as fault:  # of the server, of sockets, of the disk
+    except Exception as fault:  # no key; of the server, of sockets, of the disk
         raise UserError(f"{key}={place} cannot be had: {first_line(fault)}") from fault
     files = [path for path in folder.rglob("*") if path.is_file()]
     return files[0] if len(files) == 1 else folder

@@ -15,14 +15,6 @@ IMAGES = "images"
 """Folder in ``validation`` with the images of the table of predictions, as INDEX.png."""
 
 
-def picture(wandb: Any, path: Path) -> Any:
-    """Returns a PNG file as W&B's image, which it would open whatever it is; PostScript starts a program."""
-    with path.open("rb") as file:
-        if file.read(8) != b"\x89PNG\r\n\x1a\n":
-            raise ValueError(f"{path} is no PNG file")
-    return wandb.Image(str(path))
-
-
 def validation_values(wandb: Any, path: Path) -> dict[str, Any]:
     """Returns pictures and curves of a validation by names, from the JSON file of ``ValidationPictures``."""
     facts, epoch = read_json(path), path.stem.removeprefix("epoch-")
@@ -30,7 +22,7 @@ def validation_values(wandb: Any, path: Path) -> dict[str, Any]:
         f"images/{name}": path.with_name(f"{name}-{epoch}.png") for name in ("confusion", "attention", "positions")
     }
     pictures["images/validation"] = path.with_suffix(".png")
-    values = {name: picture(wandb, file) for name, file in pictures.items() if file.is_file()}
+    values = {name: wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()}
     confidence = facts["confidence"]
     counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
     values["images/confidence"] = wandb.Histogram(np_histogram=(counts, confidence["edges"]))
@@ -64,7 +56,7 @@ def tables(wandb: Any, folder: Path) -> dict[str, Any]:
 
 def _predictions(wandb: Any, validations: Sequence[Mapping[str, Any]], folder: Path) -> Any:
     """Returns the table of the images on the pictures, a row for each in each validation."""
-    images = {path.stem: picture(wandb, path) for path in folder.glob("*.png")}
+    images = {path.stem: wandb.Image(str(path)) for path in folder.glob("*.png")}
     rows = [
         [facts["epoch"], index, images.get(str(index)), names[label], names[predicted], label == predicted, confidence]
         for facts in validations

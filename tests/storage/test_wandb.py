@@ -1,0 +1,314 @@
+"""W&B without a key, with a server that refuses, hangs, dies and answers; each run is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_runs import forget, pretend
+from PIL import Image
+from processes import Running
+from runs import SMALL
+from wandb_command import KEY, SECRET, assert_delivered, end_runs, finished, fit, start, steps
+from wandb_stub import StubServer, read_wandb_file
+
+from vit_lightning.config.files import read_flags
+from vit_lightning.report.run_views import read_sets
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.credentials import masked
+from vit_lightning.storage.parsing import parse_yaml
+from vit_lightning.storage.wandb_logger import STEP, RunLogger, WandbConfig
+
+
+def records_of(folder: Path) -> dict[str, Any]:
+    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    return {**read_wandb_file(file), "files": file.parent / "files"}
+
+
+def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
+    text = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n    pass\n"
+    (tmp_path / "parts.py").write_text(text)
+    remote, name = (
+        "https://jane:hunter2hunter@github.com/jane/mine.git",
+        ["-c", "user.name=n", "-c", "user.email=e@x.y"],
+    )
+    for words in (["init", "-q"], ["remote", "add", "origin", remote], ["add", "parts.py"], [*name, "commit", "-qm."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    (tmp_path / "parts.py").write_text(f"{text}\n# changed\n")
+    flags = ["--wandb.group=study", "--wandb.notes=why", "--trainer.log_every_n_steps=10", "--ema.decay=0.9"]
+    flags += ["--loss.label_smoothing=0.1", "--wandb.code=true", "--trainer.callbacks=[parts.Mine]"]
+    given = {"PROJECT": "vits", "NAME": "first", "RUN_GROUP": "other", "JOB_TYPE": "arm", "TAGS": "one,two"}
+    said = fit(tmp_path, *flags, **{f"WANDB_{key}": value for key, value in given.items()})
+    folder = tmp_path / "run"
+    assert "W&B         offline (no API key)\n" in said
+    assert said.endswith("view: wandb leet run/wandb; send: lightning sync run (or wandb sync)\n")
+    told = records_of(folder)
+    environment = json.loads((folder / "environment.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
+    about = {"name": "first", "group": "study", "job_type": "arm", "tags": ["one", "two"], "notes": "why"}
+    assert told["run"] == {"id": environment["run_id"], **about}, "flags before variables"
+    assert told["place"] == (f"/vits/{environment['run_id']}", "")
+    commit = environment["git"]["working folder"]["commit"]
+    assert told["environment"]["git"]["commit"] == commit
+    assert told["environment"]["args"][0] == "fit"
+    assert "proc.memory.rssMB" in told["stats"][0]
+    for line in ("epoch 1/1  train loss", "test        accuracy"):
+        assert f"\n{line}" in told["console"]
+    names = {name for row in told["rows"] for name in row}
+    assert {"train/loss_step", "train/loss", "train/ce", "lr", "val/acc", "val/raw_acc"} <= names
+    assert {"speed/images_per_second", "optim/grad_norm", "optim/update_norm", "system/memory_mb"} <= names
+    assert {"images/validation", "images/confusion", "images/confidence", "val_class/3"} <= names
+    assert_delivered(told["rows"], folder)
+    assert told["config"]["model"]["init_args"]["emb_size"] == 16
+    assert told["config"]["flops"] == results["flops"] > 0
+    (drawn,) = [row for row in told["rows"] if "curves" in row]
+    for name in ("curves", "confusion", "test_images"):
+        with Image.open(told["files"] / drawn[name]["path"]) as picture:
+            assert picture.width > 200
+    (validated,) = [row for row in told["rows"] if "images/validation" in row]
+    facts = json.loads((folder / "validation" / "epoch-0001.json").read_text())
+    assert validated[STEP] == facts["step"]
+    assert [validated[f"val_class/{name}"] for name in range(10)] == pytest.approx(facts["class_accuracy"])
+    assert sum(validated["images/confidence"]["values"]) == facts["images"]
+    for name, file in (("validation", "epoch"), ("confusion", "confusion")):
+        sent = told["files"] / validated[f"images/{name}"]["path"]
+        assert sent.read_bytes() == (folder / "validation" / f"{file}-0001.png").read_bytes()
+    assert told["summary"]["test/acc"] == pytest.approx(results["test/acc"])
+    assert told["summary"]["val/acc"] == pytest.approx({"max": results["val/acc"], "best": results["val/acc"]})
+    assert told["metrics"] | {"val/acc": ["max"], "val/loss": ["min"], "val/raw_acc": ["max"]} == told["metrics"]
+    assert {told["axes"][name] for name in ("*", "val/acc")} == {STEP}
+    assert_values(told, facts)
+    assert "+# changed" in (told["files"] / "diff.patch").read_text()
+    code = [[*each["files"]] for found in told["artifacts"].values() for each in found if each["type"] == "code"]
+    assert code == [["parts.py"]]
+    contents = {path: path.read_bytes() for path in (folder / "wandb").rglob("*") if path.is_file()}
+    assert not [path for path, content in contents.items() if SECRET.encode() in content or b"hunter2" in content]
+
+
+def assert_values(told: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Tables and interactive plots of a validation, their images in files that ``wandb sync`` finds."""
+    staged = {
+        name: file for found in told["artifacts"].values() for each in found for name, file in each["files"].items()
+    }
+    table = json.loads(Path(staged["validation/predictions.table.json"]).read_text())
+    assert table["columns"] == ["epoch", "index", "image", "label", "prediction", "right", "confidence"]
+    sample, names = facts["sample"], facts["classes"]
+    assert [line[1] for line in table["data"]] == sample["index"]
+    assert [line[3:5] for line in table["data"]] == [
+        [names[label], names[predicted]] for label, predicted in zip(sample["label"], sample["prediction"], strict=True)
+    ]
+    for line in table["data"]:
+        with Image.open(staged[line[2]["path"]]) as picture:
+            assert picture.size == (112, 112)
+    for name, wanted in (("confusion", sum(cell[2] for cell in facts["confusion"])), ("calibration", facts["images"])):
+        (row,) = [row for row in told["rows"] if f"validation/{name}_table" in row]
+        shown = json.loads((told["files"] / row[f"validation/{name}_table"]["path"]).read_text())
+        assert sum(line[2] for line in shown["data"]) == wanted
+        assert told["config"]["_wandb"]["visualize"][f"validation/{name}"]
+
+
+def test_divergence_failure_and_preemption_are_told(tmp_path):
+    """A run that W&B's agent ends by SIGTERM is not marked, since W&B itself has stopped it."""
+    home = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    done = Running(end_runs, folder=tmp_path, environment=home).finish()
+    assert done.returncode == 0, done.stderr
+    told = {path.parent.parent.parent.name: read_wandb_file(path) for path in tmp_path.rglob("*.wandb")}
+    assert {name: (run["alerts"], run["preempting"]) for name, run in told.items()} == {
+        "bad": ([("ERROR", "bad diverged", "Diverged: loss is nan")], False),
+        "lost": ([("ERROR", "lost failed", "OSError: gone")], False),
+        "cut": ([], True),
+        "queued": ([], True),
+        "stopped": ([], False),
+        "again": ([], True),
+    }
+
+
+class Broken:
+    def log(self, *_: Any) -> None:
+        raise BrokenPipeError("wandb-core has gone")
+
+
+def test_a_fault_of_w_and_b_is_noted_and_raises_nothing(tmp_path):
+    run = RunLogger(tmp_path, "a", WandbConfig(mode="offline"), {})
+    run._experiment, run._has_begun, run.mode = Broken(), True, "online"
+    for _ in range(2):
+        run.log_metrics({"a": 1.0}, 1)
+    run.log_results({"steps": 2})
+    run.finish()
+    assert f"lacks some of it (wandb-core has gone): wandb sync {tmp_path}/wandb/run-*" in run.hint()
+
+
+def test_keys_in_a_config_are_masked(monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", SECRET)
+    monkeypatch.setenv("DB", "p://u:hunter2@h/d")
+    given = {"hub_token": "x", "class_token": True, "root": [f"/a/{SECRET}", "https://me:hunter2@h/x"], "lr": 0.1}
+    assert masked(given) == {"hub_token": "***", "class_token": True, "root": ["/a/***", "https://h/x"], "lr": 0.1}
+
+
+def test_disabled_leaves_nothing_and_sending_later_needs_a_run_and_a_key(tmp_path):
+    assert "W&B" not in fit(tmp_path, WANDB_MODE="disabled")
+    assert not (tmp_path / "run" / "wandb").exists()
+    nothing = start(tmp_path, "sync", "run").finish()
+    assert (nothing.returncode, nothing.stderr[:54]) == (2, "lightning sync: sync=run holds no offline run of W&B, ")
+    finished(start(tmp_path, "fit", *SMALL, "--out=next", "--test=false"))
+    sent = start(tmp_path, "sync", "next").finish()
+    assert sent.returncode == 2
+    assert "was not sent (for an API key: wandb login)" in sent.stderr
+
+
+def test_a_server_that_answers_gets_everything_and_no_secret(tmp_path, server):
+    flags = ("--wandb.log_model=true", "--wandb.registry=model/digits")
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    assert "lacks" not in fit(tmp_path, *flags, **online)
+    assert_delivered(server.rows.values(), tmp_path / "run")
+    (run_id,) = server.runs
+    sent = {sent["artifactCollectionName"]: sent for sent in server.artifacts}
+    kinds = {name: one["artifactTypeName"] for name, one in sent.items()}
+    for key in ("predictions", "confusion_table"):  # W&B appends a hash in base64, which may hold a "-" itself
+        (table,) = (name for name in kinds if name.startswith(f"run-{run_id}-validation{key}-"))
+        assert kinds[table] == "run_table"
+    assert sent["Digits"]["used"]
+    models = [sent for sent in server.artifacts if sent["artifactCollectionName"] == f"model-{run_id}"]
+    aliases = [{alias["alias"] for alias in model["aliases"]} for model in models]
+    assert aliases == [{"last", "latest"}, {"best", "latest"}]
+    (link,) = server.links
+    place = {"entityName": "org-entity", "projectName": "wandb-registry-model", "artifactPortfolioName": "digits"}
+    assert {**link, "artifactID": models[-1]["id"], **place} == link
+    checkpoint = read_checkpoint(tmp_path / "run/checkpoints/best.ckpt")
+    for model in models:
+        facts = json.loads(model["metadata"])
+        assert facts["data"] == {"class_path": "vit_lightning.Digits", **facts["data"]}
+        assert facts["data"]["fingerprint"] == checkpoint["images"]
+        assert (facts["step"], facts["seed"]) == (checkpoint["global_step"], 0)
+    assert server.config["model"]["init_args"]["emb_size"] == 16
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert server.summary["test/acc"] == pytest.approx(results["test/acc"])
+    assert any(name.startswith("media/images/test_images") for name in server.files)
+    assert json.loads(server.files["wandb-metadata.json"])["args"][0] == "fit"
+    assert b"epoch 1/1" in server.files["output.log"]
+
+    source = f"wandb:me/vit_lightning/model-{run_id}:best"
+    finished(start(tmp_path, "test", f"--ckpt={source}", "--out=test", **online))
+    assert json.loads((tmp_path / "test/results.json").read_text())["test/acc"] == results["test/acc"]
+    used = models[-1]
+    assert not used["used"]
+    fit_on = ("fit", *SMALL, f"--init_from={source}", "--wandb.log_model=true", "--out=next", "--test=false")
+    finished(start(tmp_path, *fit_on, **online))
+    assert used["used"]
+    for path in (tmp_path / "run").rglob("*"):
+        content = path.read_bytes() if path.is_file() else b""
+        assert KEY.encode() not in content, path
+        assert SECRET.encode() not in content, path
+
+
+FAULTS = ("refused", "hang", "401", "500")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """Runs with servers that cannot be used, all at once, since they mostly wait: folder and what was said."""
+    servers = {fault: StubServer(fault) for fault in FAULTS if fault != "refused"}
+    runs = {}
+    for fault in FAULTS:
+        folder = tmp_path_factory.mktemp(fault)
+        url = servers[fault].url if fault in servers else "http://127.0.0.1:9"
+        runs[fault] = folder, start(folder, "fit", *SMALL, "--out=run", WANDB_API_KEY=KEY, WANDB_BASE_URL=url)
+    answers = {fault: (folder, finished(process)) for fault, (folder, process) in runs.items()}
+    for server in servers.values():
+        server.die()
+    return answers
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_cannot_be_used_leaves_an_offline_run(faulty, fault):
+    folder, said = faulty[fault]
+    assert "W&B         offline (" in said
+    assert_delivered(records_of(folder / "run")["rows"], folder / "run")
+
+
+def until(done: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_a_server_that_dies_in_mid_run_keeps_nothing_from_the_run(tmp_path, server):
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url, "TEST_FINISH_SECONDS": "2"}
+    flags = ("--out=run", "--trainer.max_epochs=20", "--trainer.log_every_n_steps=1")
+    process = start(tmp_path, "fit", *SMALL, *flags, **online)
+    until(lambda: server.rows)
+    server.die()
+    assert "it lacks some of it (" in finished(process)
+    assert len(server.rows) < len(steps(tmp_path / "run"))
+    assert (tmp_path / "run/results.json").is_file()
+
+
+def test_a_run_that_is_killed_is_one_run_there_with_each_step(tmp_path, server):
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    flags = (*SMALL, "--out=run", "--trainer.max_epochs=16", "--trainer.log_every_n_steps=1")
+    process = start(tmp_path, "fit", *flags, **online)
+    until(lambda: len(server.rows) > 40)
+    process.kill()
+    process.finish()
+    assert not (tmp_path / "run/results.json").exists(), "it was over before the kill"
+    finished(start(tmp_path, "fit", "--resume=run", **online))
+    assert len(server.runs) == 1
+    known = steps(tmp_path / "run")
+    assert {row[STEP] for row in server.rows.values() if STEP in row} >= {*list(known)[-100:]}
+
+
+def test_a_run_of_an_agent_has_the_agent_s_id_and_project_everywhere(tmp_path, server):
+    """As ``wandb agent`` starts it: wandb takes id, project and entity from there, whatever it is given."""
+    place = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "agent1", "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team"}
+    finished(start(tmp_path, "fit", *SMALL, "--out=run", "--wandb.project=ours", **place))
+    assert records_of(tmp_path / "run")["place"] == ("team/theirs/agent1", "sweep1")
+    assert json.loads((tmp_path / "run/environment.json").read_text())["run_id"] == "agent1"
+    (runs,) = read_sets(tmp_path / "run")
+    assert (runs.entity, runs.project, runs.filter) == ("team", "theirs", "Metric('ID') in ['agent1']")
+    sent = start(tmp_path, "sync", "run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url).finish()
+    assert (sent.returncode, sent.stdout) == (0, "sent to W&B: run\n"), sent.stderr
+    ((name, sent),) = server.runs.items()
+    assert (name, sent["project"]) == ("agent1", "theirs")
+
+
+def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server, monkeypatch):
+    plan = {
+        "name": "pool",
+        "config": "short.yaml",
+        "arms": {"cls": {"model.pool": "cls"}, "the mean": {"model.pool": "mean"}},
+        "fixed": {key: parse_yaml(value, key) for key, value in read_flags(SMALL)},
+        "baseline": "cls",
+        "seeds": {"first": 7},
+        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
+    }
+    (tmp_path / "short.yaml").write_text("optimizer: {lr: 0.01}\n")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    monkeypatch.chdir(tmp_path)
+    pretend("plan.yaml", "out", "cls-seed7", "the-mean-seed7")
+    finished(start(tmp_path, "ablate", "plan.yaml", "--out=out", WANDB_MODE="offline", WANDB_RUN_ID="mine"))
+    for arm, name in (("cls", "cls-seed7"), ("the mean", "the-mean-seed7")):
+        told = records_of(tmp_path / "out/runs" / name)
+        shown = {key: told["run"][key] for key in ("name", "group", "job_type", "tags")}
+        assert shown == {"name": name, "group": "pool", "job_type": arm, "tags": ["pool", arm, "seed7"]}
+        assert told["config"]["seed_everything"] == 7
+        assert told["config"]["model"]["init_args"]["pool"] == ("cls" if arm == "cls" else "mean")
+        assert "epoch 1/1" in told["console"]
+        assert_delivered(told["rows"], tmp_path / "out/runs" / name)
+    about = records_of(tmp_path / "out")["files"]
+    assert [*about.glob("media/images/report/seeds_*.png")], "figures of the report"
+    assert [*about.glob("media/table/report/arms_*.json")], "tables of the report"
+    forget(tmp_path / "out")
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    again = start(tmp_path, "sync", "out", **online).finish()
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.endswith("sent to W&B: out, out/runs/cls-seed7, out/runs/the-mean-seed7\n")
+    assert [sent for sent in server.artifacts if "reportarms" in sent["artifactCollectionName"]], "tables of the report"
+    sent = {(run["groupName"], run["jobType"]) for run in server.runs.values()}
+    assert sent == {("pool", "cls"), ("pool", "the mean"), ("pool", "report")}
+    assert finished(start(tmp_path, "sync", "out", **online)) == "out: all of its offline runs have been sent\n"
