@@ -57,7 +57,9 @@ def by_step(rows: Iterable[dict[str, Any]], key: str) -> dict[int, dict[str, Any
 
 
 def steps(folder: Path) -> dict[int, dict[str, float]]:
-    return by_step(read_metrics(folder), "step")
+    """Rows of ``metrics.jsonl``, one a step, without step and time."""
+    rows = by_step(read_metrics(folder), "step")
+    return {step: {name: row[name] for name in row.keys() - {"step", "time"}} for step, row in rows.items()}
 
 
 def assert_delivered(rows: Iterable[dict[str, Any]], folder: Path) -> None:
@@ -65,8 +67,8 @@ def assert_delivered(rows: Iterable[dict[str, Any]], folder: Path) -> None:
     sent, wanted = by_step(rows, STEP), steps(folder)
     assert sent.keys() == wanted.keys()
     for step, row in wanted.items():
-        for name in row.keys() - {"step", "time"}:
-            assert sent[step][name] == pytest.approx(float(row[name])), name
+        for name, value in row.items():
+            assert sent[step][name] == pytest.approx(float(value)), name
 
 
 def end_runs() -> None:

@@ -29,7 +29,7 @@ def lines(axis: Axes, rows: list[dict[str, Any]], *names: str) -> None:
     """Draws values of splits over steps, each in its colour and dash."""
     for name in names:
         colour, dash = LOOKS[name.split("/")[0]]
-        points = [(row["_step"], row[name]) for row in rows if name in row]
+        points = [(row["trainer/global_step"], row[name]) for row in rows if name in row]
         axis.plot(*zip(*points, strict=True), color=colour, linestyle=dash, label=name)
     axis.set_xlabel("step")
     axis.legend(frameon=False)

@@ -116,7 +116,7 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
     monkeypatch.setenv("WANDB_MODE", "offline")
     for seed, depth in ((0, 1), (1, 1), (0, 2)):
         lora = None if depth == 1 else {"rank": 8}  # which not all have
-        options = {"init_from": str(Path.home() / f"depth{depth}.pth"), "lora": lora}
+        options = {"init_from": f"weights/depth{depth}.pth", "lora": lora}
         write_run(tmp_path / "runs" / "digits" / f"depth{depth}-seed{seed}", seed=seed, depth=depth, **options)
     other = tmp_path / "runs" / "cifar" / "one"
     write_run(other, seed=0, experiment="cifar", wandb={"project": "mine", "entity": "team"})
@@ -145,7 +145,7 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
         reports.internal.ReportViewspec.model_validate_json((specs / "report.json").read_text())
     )
     tables = [block.text for block in report.blocks if isinstance(block, reports.MarkdownBlock)]
-    assert "| depth1-seed1 | finished | 1 | ~/depth1.pth | null | 1 | 0.51 |" in tables[2]
+    assert "| depth1-seed1 | finished | 1 | weights/depth1.pth | null | 1 | 0.51 |" in tables[2]
     runs_dashboard(other)
     spec = json.loads((other / "dashboard" / "workspace.json").read_text())
     assert spec["displayName"] == "one"
@@ -162,8 +162,6 @@ def test_workspace_and_report_of_runs_arrive_at_the_server(tmp_path):
         write_run(tmp_path / "runs" / f"seed{seed}", seed=seed)
     server = StubServer()
     environment = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
-    sent = start(tmp_path, "sync", "runs", **environment).finish()
-    assert {*server.runs} == {"id-digits-1-0", "id-digits-1-1"}, sent.stderr
     said = start(tmp_path, "dashboard", "runs", **environment).finish()
     assert said.returncode == 0, said.stderr
     assert f"workspace   {server.url}/me/mine?nw=" in said.stdout

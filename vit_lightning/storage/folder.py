@@ -115,7 +115,7 @@ def try_hold(folder: Path) -> int | None:
     """
     path = folder / LOCK
     while True:
-        if os.path.lexists(path) and not is_plain(path, folder):  # the folder may be anybody's
+        if path.is_symlink() or (path.exists() and not path.is_file()):  # the folder may be anybody's
             raise UserError(f"{path}: {NO_FILE}")
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)

@@ -27,7 +27,7 @@ from vit_lightning.storage.wandb_values import tables, validation_values
 PROJECT = "vit_lightning"
 STEP = "trainer/global_step"
 """Key of a row for its step, as Lightning has it: W&B's own counts rows."""
-START_SECONDS, FINISH_SECONDS = 5.0, 60.0
+START_SECONDS, FINISH_SECONDS = 5.0, 30.0
 """Seconds that W&B's server may take at the start, before the run is offline, and for the last uploads."""
 PREEMPTED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 """Exit codes of a run that a cluster has stopped."""
