@@ -151,23 +151,16 @@ def is_run(folder: Path) -> bool:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns the run folders in a folder, by name: itself, those of an ablation, or those at most two levels down.
+    """Returns the run folders in a folder, by name: itself, or those at most two levels down.
 
     Raises:
         UserError: there is none.
     """
-    if not folder.is_dir():
-        what = "a file, no folder" if folder.exists() else "not there"
-        raise UserError(f"{folder} is {what} (give a run folder, or one that holds run folders)")
-    runs = [folder] if is_run(folder) else []
-    within = "runs" if (folder / "ledger.json").is_file() else "*"  # the trials of its tuning are left out
-    for pattern in () if runs else (within, f"{within}/*"):
-        runs += [path for path in folder.glob(pattern) if is_run(path) and path.parent not in runs]
+    below = [path for path in (*folder.glob("*"), *folder.glob("*/*")) if is_run(path) and not is_run(path.parent)]
+    runs = [folder] if is_run(folder) else sorted(below)
     if not runs:
-        here = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
-        known = "a run folder has metrics.jsonl or environment.json"
-        raise UserError(f"{folder} {f'holds no run, but {here}' if here else 'is empty'} ({known})")
-    return sorted(runs)
+        raise UserError(f"{folder} holds no run (give a run folder, or one that holds run folders)")
+    return runs
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class RunLogger(WandbLogger):
         if mode not in ("offline", "dryrun"):
             try:
                 if has_key():
-                    return self._start_in("online")
+                    self._start_in("online")
+                    return
                 self.offline_since = "no API key"
             except Exception as fault:  # the server refuses, or is silent
                 self.offline_since = first_line(fault)
