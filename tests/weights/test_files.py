@@ -42,9 +42,7 @@ def test_files_of_torch(name, tmp_path):
 @pytest.mark.parametrize(
     ("saved", "notes"),
     [
-        ({"model": prefixed("module."), "optimizer": {"state": {}}, "epoch": 3}, []),
         ({"state_dict": prefixed("model._orig_mod."), "hyper_parameters": {"lr": 0.1}}, []),
-        ({"state_dict": {**prefixed("backbone."), "criterion.weight": torch.ones(2, dtype=torch.int8)}}, ["criterion"]),
         (
             {
                 "state_dict": {"norm.weight": torch.zeros(3)},
