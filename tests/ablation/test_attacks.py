@@ -183,12 +183,16 @@ def test_a_further_study_of_a_question_or_an_arm_is_named_with_the_error_of_all(
     other = {"question": "What else?", "fixed": {"model.emb_size": 32}}
     assert named("other", **other) == [], "other networks, another question"
     assert carry_out(begin("seeds", seeds={"first": 100})).plan_changed != []
+    shutil.rmtree("runs/seeds")
+    again = begin("seeds", seeds={"first": 200})
+    assert "study 3 of" in carry_out(again).plan_changed[0], "begun anew in its folder"
+    shutil.rmtree("runs/seeds")
     third = named("third", compare={**PLAN["compare"], "alpha": 0.01})
     assert third == [
-        "study 3 of the question or of an arm (out, seeds before it): any claim of all of them is false with a "
-        "probability of up to 11 %"
+        "study 4 of the question or of an arm (out, seeds, seeds before it): any claim of all of them is false with a "
+        "probability of up to 16 %"
     ]
-    with pytest.raises(UserError, match=r"unused seeds, such as \{first: 112\}"):
+    with pytest.raises(UserError, match=r"unused seeds, such as \{first: 212\}"):
         begin("out", compare={**PLAN["compare"], "smallest_effect": 0.05})
 
 
@@ -199,8 +203,9 @@ def test_a_copied_folder_that_goes_on_by_itself_is_named(in_folder):
     assert carry_out(begin("copy")).plan_changed[0] == said
     shutil.move("runs/copy", "runs/moved")
     assert carry_out(begin()).plan_changed == []
-    shutil.rmtree("runs/out")
-    assert said not in read_study(begin("moved", question=PLAN["question"]).folder).plan_changed[1:]
+    shutil.rmtree("runs/moved")
+    shutil.move("runs/out", "runs/elsewhere")
+    assert carry_out(begin("elsewhere")).plan_changed == [], "a folder that was moved is no copy"
 
 
 def test_an_accuracy_that_is_not_that_of_its_predictions_does_not_count(in_folder):

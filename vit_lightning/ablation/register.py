@@ -43,16 +43,14 @@ def enter(path: Path, folder: Path, facts: Mapping[str, Any]) -> None:
 def earlier(path: Path, folder: Path, facts: Mapping[str, Any]) -> list[str]:
     """Names the studies before this one that ask the same, and the error of all their claims together."""
     known = entries(path)
-    own, question, before = _place(known, folder, facts), facts["question"], dict[str, float]()
+    own, question, before = _place(known, folder, facts), facts["question"], dict[tuple[str, str], float]()
+    copied = [one["study"] for one in known if _is_a_copy(one, folder, facts)]
     for one in known[: own - 1] if own else known:
-        shared = bool({*_arms(facts)} & {*one["arms"]})
-        if (shared or (question and question == one["question"])) and one["study"] != str(folder.resolve()):
-            before[one["study"]] = one["alpha"]
-    copied = [one["study"] for one in known if facts.get("id") and one["id"] == facts["id"]]
-    copied = [place for place in copied if place != str(folder.resolve()) and Path(place, "ledger.json").is_file()]
+        if {*_arms(facts)} & {*one["arms"]} or (question and question == one["question"]):
+            before[one["study"], str(one["id"])] = one["alpha"]
     found = [f"a copy of {Path(place).name}, which goes on by itself: claims of both count" for place in copied]
     if before:
-        names = ", ".join(Path(place).name for place in before)
+        names = ", ".join(Path(place).name for place, _ in before)
         error = min(1.0, sum(before.values()) + facts["compare"].get("alpha", 0.05))
         which = "a second study" if len(before) == 1 else f"study {len(before) + 1}"
         text = f"{which} of the question or of an arm ({names} before it)"
@@ -68,8 +66,14 @@ def unused_seed(path: Path) -> int:
 
 def _place(known: list[dict[str, Any]], folder: Path, facts: Mapping[str, Any]) -> int:
     """Returns the place of a study among those of a register, from 1 on; 0 where it is not among them."""
-    own = str(folder.resolve()), facts.get("id")
-    return next((number for number, one in enumerate(known, 1) if (one["study"], one["id"]) == own), 0)
+    same = [one["id"] == facts.get("id") and not _is_a_copy(one, folder, facts) for one in known]
+    return same.index(True) + 1 if True in same else 0
+
+
+def _is_a_copy(one: Mapping[str, Any], folder: Path, facts: Mapping[str, Any]) -> bool:
+    """Whether a study has the id of another one in a folder that is still there; one that was moved has not."""
+    there = one["study"] == str(folder.resolve()) or not Path(one["study"], "ledger.json").is_file()
+    return one["id"] == facts.get("id") and not there
 
 
 def _arms(facts: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.figures import inline_svg, to_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.tables import costs_csv, markdown, results_csv
+from vit_lightning.report.tables import markdown, results_csv
 from vit_lightning.report.wording import command, headline, quoted, rule
 from vit_lightning.storage.folder import write_whole
 
@@ -151,7 +151,6 @@ def write_report(report: Report) -> list[Path]:
         "report.html": make_page(report),
         "report.md": make_markdown(report),
         "results.csv": results_csv(report.study),
-        "costs.csv": costs_csv(report.study),
         "verdicts.json": json.dumps(verdicts(report.analysis), indent=2) + "\n",
         **{f"figures/{name}.svg": to_svg(figure) for name, figure in report.figures.items()},
     }

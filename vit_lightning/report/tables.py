@@ -293,18 +293,8 @@ def failed_table(study: Study) -> Table:
 
 def results_csv(study: Study) -> str:
     """Returns the results of each finished run that training determines; the same bytes for the same training."""
-    metrics = {name for run in study.done for name in run.results} - {*COSTS, "seed", "sha256"}
-    keys = dict.fromkeys(key for overrides in study.arms.values() for key in overrides)
-    return _csv(study, list(keys), sorted(metrics))
-
-
-def costs_csv(study: Study) -> str:
-    """Returns the costs of each finished run, which depend on the machine and its load."""
-    measured = [name for name in COSTS if any(name in run.results for run in study.done)]
-    return _csv(study, [], ["parameters", "flops", *measured])
-
-
-def _csv(study: Study, keys: list[str], names: list[str]) -> str:
+    names = sorted({name for run in study.done for name in run.results} - {*COSTS, "seed", "sha256"})
+    keys = list(dict.fromkeys(key for overrides in study.arms.values() for key in overrides))
     rows: list[list[Any]] = []
     for run in study.done:
         overrides = {key: _as_yaml(value) for key, value in study.arms[run.arm].items()}
