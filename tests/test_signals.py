@@ -1,54 +1,61 @@
-"""When a process has to end after signals: the rules, with a clock of the test's own."""
+"""How a process ends after signals: of a command, and in the middle of what cannot be interrupted."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
+import torch
+from processes import Running
 
 from vit_lightning import signals
-from vit_lightning.signals import APART, LIMIT, UNRESPONSIVE, Requests, ended_by_signals, noted
+from vit_lightning.signals import APART, ended_by_signals, noted
 
 
-def due(requests: Requests, *, noting: bool = False, ending: bool = False) -> float | None:
-    """The second from which on the process is ended, of the first hundred."""
-    return next((now for now in range(100) if requests.are_due(now, noting=noting, ending=ending)), None)
-
-
-def test_a_process_that_does_not_answer_is_ended():
-    requests = Requests()
-    assert due(requests) is None
-    requests.add(signal.SIGTERM, 1.0)
-    assert due(requests) == 1.0 + UNRESPONSIVE
-    assert requests.number == signal.SIGTERM
+def wait_for_another_rank(is_training: bool) -> None:
+    """Waits in C++, as in a collective, where no handler of Python's runs."""
+    signals.LIMIT = 1.0
+    with ended_by_signals(for_good=True):
+        if is_training:
+            signals._noting = True  # as between the two ends of ``noted``
+        Path("began").touch()
+        torch.distributed.TCPStore("127.0.0.1", 0, world_size=2, is_master=True)
 
 
 @pytest.mark.parametrize("number", signals.STOP)
-def test_a_training_has_all_time_for_its_step(number):
-    requests = Requests()
-    requests.add(number, 1.0)
-    requests.add(number, 1.0 + 0.5 * APART)  # of timeout, which sends it twice
-    assert due(requests, noting=True) is None
-    assert due(Requests(number, 1.0, 50.0), noting=False) == 50.0, "an error after the step has no time to be shown"
+def test_a_second_signal_ends_a_training_that_waits_in_a_collective(tmp_path, number):
+    waiting = begin(tmp_path, True)
+    for pause in (2.0 * APART, 0.0):  # a first one has all the time of its step
+        assert waiting._process.exitcode is None
+        os.kill(waiting._process.pid, number)
+        time.sleep(pause)
+    assert ended(waiting, number)
 
 
-def test_a_second_signal_ends_a_training_that_hangs():
-    requests = Requests()
-    requests.add(signal.SIGTERM, 1.0)
-    assert not requests.are_due(30.0, noting=True, ending=False)
-    requests.add(signal.SIGINT, 40.0)
-    requests.add(signal.SIGINT, 44.0)  # a third changes nothing
-    assert due(requests, noting=True) == 40.0 + UNRESPONSIVE
+def test_a_first_signal_ends_any_other_command_that_waits(tmp_path):
+    waiting = begin(tmp_path, False)
+    os.kill(waiting._process.pid, signal.SIGTERM)
+    assert ended(waiting, signal.SIGTERM)
 
 
-def test_an_end_that_has_begun_has_its_time():
-    requests = Requests()
-    assert due(requests, ending=True) is None, "no signal has come"
-    requests.add(signal.SIGTERM, 1.0)
-    assert not requests.are_due(10.0, noting=True, ending=True)
-    requests.add(signal.SIGTERM, 12.0)
-    assert due(requests, ending=True) == 10.0 + LIMIT
+def begin(folder: Path, is_training: bool) -> Running:
+    running = Running(wait_for_another_rank, is_training, folder=folder)
+    until = time.monotonic() + 60.0
+    while not (folder / "began").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(0.2)
+    return running
+
+
+def ended(running: Running, number: int) -> bool:
+    result: subprocess.CompletedProcess[str] = running.finish(10.0)
+    assert result.stderr == f"lightning: stopped by {signal.Signals(number).name}\n"
+    return result.returncode == 128 + number
 
 
 def test_a_second_ctrl_c_interrupts_the_step(monkeypatch):
@@ -69,22 +76,31 @@ def test_a_second_ctrl_c_interrupts_the_step(monkeypatch):
 class Finalized:
     """What is interrupted by a signal where Python ignores exceptions, as it does between a fork and its return."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-
     def __del__(self) -> None:
-        signal.raise_signal(self.number)
+        signal.raise_signal(signal.SIGTERM)
 
 
-def wait(number: int) -> None:
+def begin_late() -> None:
     with ended_by_signals():
-        Finalized(number)
-        time.sleep(5)
+        Finalized()
+        with noted(print):
+            pytest.fail("it begins")
 
 
-@pytest.mark.parametrize("number", signals.STOP)
-def test_a_signal_is_not_lost_where_python_ignores_exceptions(number, capfd):
+def lose_a_worker() -> None:
+    with ended_by_signals(), noted(print):
+        signal.raise_signal(signal.SIGUSR1)
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_training_does_not_begin_after_a_signal_that_python_has_lost():
     with pytest.raises(SystemExit) as ended:
-        wait(number)
-    assert ended.value.code == 128 + number
-    assert not capfd.readouterr().err
+        begin_late()
+    assert ended.value.code == 143
+
+
+def test_what_another_process_makes_of_a_signal_is_that_signal():
+    with pytest.raises(SystemExit) as ended:
+        lose_a_worker()
+    assert ended.value.code == 138

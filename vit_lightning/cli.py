@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import difflib
 import errno
-import gc
 import importlib
 import io
 import os
@@ -14,7 +12,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -39,47 +37,19 @@ COMMANDS = {
     "test": Command("measure a trained model on the test images", "commands.trained:test"),
     "predict": Command("classify the test images, or images of your own", "commands.trained:predict"),
     "embed": Command("write features of images, before the classifier", "commands.embed:embed"),
-    "inspect": Command(
-        "draw attention maps and measures of one or two trained models",
-        "commands.inspect:inspect",
-    ),
+    "inspect": Command("draw attention maps and measures of one or two models", "commands.inspect:inspect"),
     "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
     "show-batch": Command("draw training images as the model gets them", "commands.check_data:show_batch"),
     "models": Command("list the presets: parameters, multiply-adds, sources", "commands.lists:models"),
     "configs": Command("list the configs of the package with their results, or print one", "commands.lists:configs"),
-    "summary": Command(
-        "print the layers of a config or a trained model: shapes, parameters, multiply-adds, memory",
-        "commands.summary:summary",
-    ),
-    "export": Command(
-        "write a trained model for other programs: safetensors, ONNX, torch.export, Hugging Face",
-        "commands.export:export",
-    ),
+    "summary": Command("print the layers of a model: shapes, parameters, multiply-adds", "commands.summary:summary"),
+    "export": Command("write a model as safetensors, ONNX, torch.export, Hugging Face", "commands.export:export"),
     "convert": Command("write a ViT as a file of timm, torchvision, JAX and others", "commands.export:convert"),
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
     "report": Command("write the report of an ablation again", "ablation.publish:report"),
     "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
     "sync": Command("upload the offline runs in a folder to W&B", "ablation.publish:sync"),
 }
-
-MEANT = {
-    "fit": "train training run start",
-    "fit --resume RUN_FOLDER": "resume continue",
-    "test": "eval evaluate",
-    "validate": "val",
-    "predict": "infer inference classify",
-    "embed": "features embeddings extract",
-    "inspect": "attention maps visualize explain",
-    "ablate": "sweep compare",
-    "models": "list-models presets",
-    "summary": "flops torchinfo",
-    "check-data": "data",
-    "show-batch": "batch",
-    "sync": "upload",
-    "configs": "recipes experiments",
-    "--version": "version",
-}
-"""Words for which users of other programs know these commands."""
 
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR)
 """Errors of a disk that is full or read-only, of rights, and of a folder where a file is to be."""
@@ -102,9 +72,9 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 finished; 1 the user's own code raised an error; 2 something the user has to change; 3 nothing to resume;
-    4 training diverged; 5 runs of an ablation failed; 75 training hung; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and
-    SIGTERM; 141 the reader of the output is gone.
+    0 finished; 1 own code raised an error, or training hung; 2 something the user has to change; 3 nothing to resume;
+    4 training diverged; 5 runs of an ablation failed; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and SIGTERM; 141 the
+    reader of the output is gone.
     """
     is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -135,29 +105,23 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
         command = next((word for word in arguments if word in COMMANDS), "fit")
         rest = " ".join(word for word in arguments if word != command)
         return f"the command comes first: lightning {command} {rest}"
-    plain = name.lower().replace("_", "-")
-    near = difflib.get_close_matches(plain, COMMANDS, n=1)
-    known = next((command for command, words in MEANT.items() if plain in words.split()), near[0] if near else "")
-    meant = plain if plain in COMMANDS else known
-    hint = f", did you mean {meant}?" if meant else ""
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), COMMANDS, n=1)
+    hint = f", did you mean {near[0]}?" if near else ""
     return f"there is no command {name}{hint} (choose {', '.join(COMMANDS)})"
 
 
 def _run(name: str, arguments: list[str], is_program: bool) -> int:
-    from vit_lightning.companion import start_companion
     from vit_lightning.errors import Diverged, UserError
-    from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, print_from_first, stopped_by
+    from vit_lightning.signals import STOP, end_further_rank, ended_by_signals, say_stopped
 
     try:
-        with ended_by_signals(start_companion if is_program else None):
+        with ended_by_signals(for_good=is_program):
             _call(name, COMMANDS[name], arguments)
         sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
-        if is_program:  # a signal late in the end of Python would end it with another code
-            end_further_rank(0)
     except UserError as error:
         _print_problems(name, error.problems)
         if is_program and error.exit_code == Diverged.exit_code:  # of all ranks at once
-            end_further_rank(error.exit_code)
+            end_further_rank()
         return error.exit_code
     except BrokenPipeError:
         if _is_read(sys.stdout):
@@ -172,17 +136,15 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
     except SystemExit as end:
         if end.code in [128 + number for number in STOP]:
             if not getattr(end, "__notes__", None):  # nothing has been printed yet
-                print_from_first(stopped_by(int(end.code) - 128))
-            end_further_rank(int(end.code))
+                say_stopped(int(end.code) - 128)
+            end_further_rank()
         raise
     return 0
 
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:
-    from vit_lightning.signals import exit_at_once, handled
-
-    with handled(exit_at_once), _loading(name, arguments), _uncollected():
-        called = command.load()
+    _say_that_it_loads(name, arguments)
+    called = command.load()
     if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
         from vit_lightning.config.help import help_text
 
@@ -206,37 +168,17 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
     call.run()
 
 
-@contextlib.contextmanager
-def _loading(name: str, arguments: Sequence[str]) -> Iterator[None]:
-    """Says that imports take seconds: in a terminal as long as they do, and in the log of a training."""
+def _say_that_it_loads(name: str, arguments: Sequence[str]) -> None:
+    """Says that imports take seconds, in a terminal and in the log of a training."""
     ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-    is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
-    text = "loading torch and Lightning ..."
-    is_shown = is_first and name != "configs" and "lightning.pytorch" not in sys.modules
     quiet = ("-h", "--help", "--print_config", "--print-config")  # what is printed may go to a file
-    with contextlib.suppress(OSError):  # nobody reads it, or a full disk, which must not end a training
-        if is_shown and sys.stderr.isatty():
-            print(text, end="", file=sys.stderr, flush=True)
-        elif is_shown and name in ("fit", "ablate") and not any(word.startswith(quiet) for word in arguments):
-            print(text, flush=True)
-    yield
-    if is_shown and sys.stderr.isatty():
-        print(f"\r{' ' * len(text)}\r", end="", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collects no garbage while modules are imported, and never looks through them again: a tenth of their time."""
-    if "lightning.pytorch" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # libraries in C++ complain at the end of what is left
-        gc.enable()
+    is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
+    is_logged = name in ("fit", "ablate") and not any(word.startswith(quiet) for word in arguments)
+    is_said = is_first and name != "configs" and "lightning.pytorch" not in sys.modules
+    if is_said and (is_logged or sys.stderr.isatty()):
+        with contextlib.suppress(OSError):  # nobody reads it, or a full disk, which must not end a training
+            text = "loading torch and Lightning ..."
+            print(text, file=sys.stderr if sys.stderr.isatty() else sys.stdout, flush=True)
 
 
 def _plain(arguments: list[str]) -> list[str]:

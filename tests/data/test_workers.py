@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from multiprocessing import resource_sharer
 from pathlib import Path
@@ -18,42 +17,8 @@ from runs import REPOSITORY
 from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning import Digits, UserError
-from vit_lightning.data.batches import PATIENCE, Request, Workers, join, with_our_workers
+from vit_lightning.data.batches import Request, Workers, join, shield_workers
 from vit_lightning.data.images import Images, fits_beside_training
-
-
-class OwnIterator(DataLoader):
-    """As torchdata's, a loader with workers of its own."""
-
-    def _get_iterator(self):
-        return iter([7])
-
-
-def test_a_loader_with_workers_of_its_own_keeps_them():
-    assert list(with_our_workers(OwnIterator([1, 2], num_workers=2))) == [7]
-
-
-def test_a_process_that_inherits_a_loader_leaves_its_workers_alone():
-    numbers = iter(with_our_workers(DataLoader(range(8), batch_size=None, num_workers=1, timeout=20)))
-    assert next(numbers) == 0
-    child = os.fork()
-    if child == 0:  # as a worker of another loader, in which the first is collected as garbage
-        try:
-            numbers._shutdown_workers()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert [*numbers] == [*range(1, 8)]
-
-
-def test_the_threads_of_a_loader_have_ended_when_it_has():
-    before = {*threading.enumerate()}
-    numbers = iter(with_our_workers(DataLoader(range(8), batch_size=None, num_workers=2, persistent_workers=True)))
-    assert [*numbers] == [*range(8)]
-    assert {*threading.enumerate()} > before
-    numbers._shutdown_workers()
-    assert {*threading.enumerate()} == before
 
 
 class Shared(Dataset):
@@ -68,7 +33,7 @@ class Shared(Dataset):
 
 
 def test_a_main_process_that_ends_while_it_takes_a_tensor_shows_no_traceback(capfd):
-    addresses = iter(with_our_workers(DataLoader(Shared(), batch_size=None, num_workers=1)))
+    addresses = iter(shield_workers(DataLoader(Shared(), batch_size=None, num_workers=1)))
     with socket.socket(socket.AF_UNIX) as taker:
         taker.connect(next(addresses))
         assert select.select([taker], [], [], 20)[0], "asks for the password, and gets no answer"
@@ -90,7 +55,7 @@ class Slow(Dataset):
 
 def read_and_end(how: str) -> None:
     """Reads two items by two workers, of which one is then stuck, and ends."""
-    workers = iter(with_our_workers(DataLoader(Slow(), batch_size=None, num_workers=2)))
+    workers = iter(shield_workers(DataLoader(Slow(), batch_size=None, num_workers=2)))
     pids = [next(workers) for _ in range(2)]
     Path("pids").write_text(" ".join(map(str, pids)))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -103,13 +68,13 @@ def read_and_end(how: str) -> None:
 def test_workers_that_were_asked_for_nothing_end_with_the_interpreter():
     """Not in a fork, which ends otherwise: from Python 3.12 on an interpreter that ends starts no threads."""
     script = "import torch, vit_lightning.data.batches as ours\n"
-    script += "workers = iter(ours.with_our_workers(torch.utils.data.DataLoader([7], num_workers=2)))\nnext(workers)"
+    script += "workers = iter(ours.shield_workers(torch.utils.data.DataLoader([7], num_workers=2)))\nnext(workers)"
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("how", "seconds"), [("ends", PATIENCE + 2), ("killed", 3.0)])
+@pytest.mark.parametrize(("how", "seconds"), [pytest.param("ends", 12.0, marks=pytest.mark.full), ("killed", 3.0)])
 def test_workers_ignore_signals_and_end_with_their_process(tmp_path, how, seconds):
     running = Running(read_and_end, how, folder=tmp_path)
     until = time.monotonic() + 60

@@ -28,7 +28,6 @@ import torch
 from lightning.pytorch import Callback
 
 from vit_lightning.storage import checkpoint_files as checkpoint_io
-from vit_lightning.training.lightning_detours import further_ranks
 
 GRADIENTS = {"NAN": torch.nan, "HUGE": 1e25}
 DISKS = {"FULL": 20_000, "BRIM": 64, "FREE": 0}
@@ -121,8 +120,8 @@ class Fault(Callback):
             os.kill(os.getpid(), getattr(signal, kind.replace("SLOW_", "SIG")))
             time.sleep(10.0)
         elif kind.startswith("RANK1_"):
-            (second,) = further_ranks(self.trainer).values()
-            os.kill(second, getattr(signal, kind.replace("RANK1_", "SIG")))
+            (second,) = self.trainer.strategy.launcher.procs
+            os.kill(second.pid, getattr(signal, kind.replace("RANK1_", "SIG")))
         elif kind.startswith("GROUP_"):
             os.killpg(0, getattr(signal, kind.replace("GROUP_", "SIG")))
         else:

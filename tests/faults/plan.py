@@ -20,8 +20,7 @@ import pytest
 
 PLACES = {
     "tests/data/test_workers.py": [11],
-    "tests/training/test_watchdog.py": [12],
-    "tests/test_companion.py": [12],
+    "tests/training/test_endings.py": [12],
     "tests/faults/test_images.py": [15],
     "tests/data/test_decoding.py": [15],
     "tests/commands/test_check_data.py": [15],

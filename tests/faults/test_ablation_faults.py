@@ -252,6 +252,23 @@ def test_runs_that_fail_for_good(in_arms, monkeypatch, capsys):
     assert before == {path: path.stat().st_mtime_ns for path in Path("out/ledger").rglob("*")}, "not tried again"
 
 
+@pytest.mark.full
+def test_a_run_that_its_watchdog_ends_is_tried_again(in_arms):
+    ways = ",".join(["fine"] * 3 + ["hang"] + ["fine"] * 5)  # of seed 3 alone
+    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking(ways)}}, fixed={"watchdog_minutes": 4 / 60})
+    run = Planned("bad", 3)
+    folder = pretend("plan.yaml", "out", run.name).run_folder(run)
+    with contextlib.suppress(SomeFailed):
+        ablate(AblateConfig(Path("plan.yaml"), out=Path("out")))
+    (failed,) = [one for one in read_study(Path("out")).runs if one.state == "failed"]
+    assert (failed.arm, failed.seed) == ("bad", 3)
+    assert failed.cause == "hang: its watchdog has ended it (hang-rank0.txt in its folder has the stacks)"
+    assert len(list(Path("out/ledger/bad-seed3").glob("*.claim"))) == ledgers.ATTEMPTS["hang"] == 2
+    stacks = (folder / "hang-rank0.txt").read_text()
+    assert stacks.count("Timeout (") == 2
+    assert "ablation_arms.py" in stacks
+
+
 def test_two_processes_that_try_failed_runs_again(in_arms):
     write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("config")}})
     run = Planned("bad", 3)

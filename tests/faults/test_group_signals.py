@@ -93,7 +93,7 @@ def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> Non
         return
     resumes = (folder / "run/config.yaml").exists()
     call = in_ranks if "--trainer.devices=2" in flags else in_group
-    process = begin(folder, *(("fit", "--resume=run") if resumes else flags), call=call)
+    process = begin(folder, *(("fit", "--resume=run", "--watchdog_minutes=30") if resumes else flags), call=call)
     assert ended(process, 120) == 0, harness.log(folder)
     assert not harness.differences(whole, harness.outcome(folder))
 

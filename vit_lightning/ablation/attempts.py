@@ -26,13 +26,13 @@ from vit_lightning.ablation.claims import Claim
 from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.fit import fit
-from vit_lightning.companion import HANGS
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import OwnFault
 from vit_lightning.errors import CannotResume, Diverged, UserError
 from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
+from vit_lightning.training.endings import stacks_of
 
 FORK = multiprocessing.get_context("fork")
 GRACE = 30.0
@@ -153,8 +153,9 @@ class Attempts:
             return "no result", f"{metric} is {results.get(metric, 'not measured')}"
         if left := read_json(fault):
             return left["kind"], left["cause"]
-        if code == HANGS:
-            return "hang", "its watchdog has ended it (hang-rank0 in its folder has the stacks)"
+        stacks = stacks_of(self.ledger.run_folder(attempt.run))
+        if code == 1 and stacks.is_file() and stacks.stat().st_size:
+            return "hang", f"its watchdog has ended it ({stacks.name} in its folder has the stacks)"
         number = -code if code < 0 else code - 128
         if number in {known.value for known in signal.Signals}:  # others are no signal's, such as 255
             memory = " (out of memory?)" if code == -signal.SIGKILL else ""

@@ -38,7 +38,7 @@ class Job:
         torch.set_num_threads(1)
         plan = read_plan(self.file)
         ledger, _ = open_ledger(self.folder, plan)
-        run_all(plan, ledger, self.options, signals=())  # submitit ignores SIGTERM, which comes before its own signal
+        run_all(plan, ledger, self.options, launched=True)  # submitit ignores SIGTERM, which comes first
 
     def checkpoint(self, number: int) -> Any:
         """Returns what submitit queues again when SLURM ends the job early; runs write checkpoints as the job ends."""

@@ -7,7 +7,6 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from vit_lightning.ablation.plan import Plan
 from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.forecast import CERTAIN, forecast_sentences, measured_spread
-from vit_lightning.signals import STOP, handled
+from vit_lightning.signals import noted
 
 RENEWAL = 5.0
 """Seconds between two renewals of the claims of this process."""
@@ -75,14 +74,14 @@ class WorkOptions:
         return self.until is None or time.time() + (ledger.expected_seconds(run) or 0.0) < self.until
 
 
-def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[int] = STOP) -> None:
+def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, *, launched: bool = False) -> None:
     """Runs what an ablation lacks, beside other processes, until its comparisons are decided or the time is spent.
 
     Args:
         plan: of the ablation.
         ledger: of the ablation.
         options: number of runs at a time, arm, patience, time.
-        signals: that ask this process to end; none where a launcher handles them.
+        launched: whether a launcher handles the signals that ask this process to end.
     """
     if not options.pending(ledger):
         return
@@ -93,7 +92,7 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, signals: Sequence[
     attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
     received: list[int] = []
     try:
-        with handled(lambda number, frame: received.append(number), signals):
+        with contextlib.nullcontext() if launched else noted(received.append):
             _work_off(ledger, attempts, options, workers, received)
     except BrokenPipeError:  # what reads this has ended
         raise

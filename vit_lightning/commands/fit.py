@@ -155,7 +155,6 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     shown = {**config, **facts}
     wandb = RunLogger(folder, run_id(folder), settings.wandb, shown, say_beside_bar, stopwatch.paused)
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
-    watchdog = Watchdog(folder, config["watchdog_minutes"])
     callbacks = [
         Start(experiment, wandb.start),  # before the random numbers of a step are seeded
         OwnState(),  # before the user's callbacks are set up
@@ -163,7 +162,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         guard,
         LearningRate(),
         stopwatch,
-        watchdog,
+        Watchdog(folder, config["watchdog_minutes"]),
         Monitor(stopwatch, facts["flops"], shape),
         checkpoints,
         StopOnSignal(checkpoints),
@@ -171,7 +170,6 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     ]
     trainer = make_trainer(trainer_arguments, folder, callbacks, [metrics, wandb])
     wait_at_most(trainer, 4 * config["watchdog_minutes"])
-    watchdog.watch_connection(trainer)
     if trainer.strategy.root_device.type == "cpu":
         keep_freed_memory()
     return Run(experiment, folder, module, trainer, predictions, stopwatch, metrics, wandb, facts)

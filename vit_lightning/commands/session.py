@@ -21,7 +21,7 @@ from vit_lightning.commands.console import quiet, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
 from vit_lightning.config.own_files import OwnFault, own_traceback
-from vit_lightning.data.batches import with_our_workers
+from vit_lightning.data.batches import shield_workers
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.metric_facts import RAW_ACCURACY, STEP_METRICS
 from vit_lightning.notation import counted
@@ -191,7 +191,7 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     leave_signals_to_us(trainer)
     log_over_ranks(trainer)
     start_ranks_without_signals(trainer)
-    change_loaders(trainer, with_our_workers)
+    change_loaders(trainer, shield_workers)
     profile_nothing(trainer)
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
     if arguments["profiler"]:

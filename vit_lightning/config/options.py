@@ -81,9 +81,9 @@ class ConfigOptions:
             of torch.
         pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B, 0 for none; by
             default epochs 1, 2, 4, 8, ..., and the last.
-        watchdog_minutes: minutes without a finished batch after which fit ends a run that hangs, with exit code 75, and
-            with what hangs and all stacks on the screen and in the run folder; a first batch has three times as long,
-            and ranks wait four times as long for one another where nothing tells that they hang; 0 for no watchdog.
+        watchdog_minutes: minutes without a finished batch after which fit ends a run that hangs, with exit code 1 and
+            the stacks of all threads in hang-rank0.txt of the run folder; a first batch has three times as long, and
+            ranks wait four times as long for one another; 0 for no watchdog.
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
         fast_paths: a fast path is another way to compute a layer's matrix products, equal but for rounding. auto takes

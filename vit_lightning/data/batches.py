@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
-import sys
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import signal_handling
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.errors import UserError
-from vit_lightning.signals import die_with, withheld
+from vit_lightning.signals import begin_worker, kill_workers
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """An image (H, W, c)."""
@@ -321,9 +313,9 @@ class Loader:
         self._length = length
         self._requests = requests
         self._pin_memory, self._finish = pin_memory, finish or _unchanged
-        self._loader: WorkerLoader | None = None
+        self._loader: DataLoader[Any] | None = None
         if workers is not None:
-            self._loader = WorkerLoader(
+            loader: DataLoader[Any] = DataLoader(
                 _Parts(dataset),
                 batch_sampler=_Requests(requests, workers.part),  # type: ignore[arg-type]  # requests, not indices
                 collate_fn=_unchanged,
@@ -331,6 +323,7 @@ class Loader:
                 prefetch_factor=workers.ahead,
                 persistent_workers=True,
             )
+            self._loader = shield_workers(loader)
 
     def __len__(self) -> int:
         return self._length
@@ -368,100 +361,13 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-PATIENCE = 3.0
-"""Seconds that workers have to finish what they read when the loader ends; then they are killed."""
-
-
-class WorkerLoader(DataLoader[Any]):
-    """DataLoader whose workers leave SIGTERM, Ctrl-C and SIGUSR1 to the main process, and end with it.
+def shield_workers(loader: Any) -> Any:
+    """Lets the workers of a DataLoader leave signals to the main process, and end with it; gives others as they are.
 
     A terminal, ``timeout`` and Slurm signal all processes of a group. PyTorch's workers would die of that, and
     with them the main process, before its checkpoint.
     """
-
-    def _get_iterator(self) -> _BaseDataLoaderIter:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        own, parent = self.worker_init_fn, os.getpid()
-        if threading.current_thread() is threading.main_thread():  # Linux ends a child with the thread that started it
-            self.worker_init_fn = partial(_begin, parent, own)
-        try:
-            with withheld():
-                return _Workers(self)
-        finally:
-            self.worker_init_fn = own
-
-
-def with_our_workers(loader: Any) -> Any:
-    """Returns a loader of the user; if it is a DataLoader, its workers are those of ``WorkerLoader`` from now on."""
-    # one with workers of its own, such as torchdata's, keeps them
-    if isinstance(loader, DataLoader) and type(loader)._get_iterator is DataLoader._get_iterator:
-        loader.__class__ = type(type(loader).__name__, (WorkerLoader, type(loader)), {})
+    if isinstance(loader, DataLoader):
+        loader.worker_init_fn = partial(begin_worker, loader.worker_init_fn)
+        Finalize(None, kill_workers, exitpriority=10)  # before multiprocessing waits for its children without any limit
     return loader
-
-
-def _begin(parent: int, then: Callable[[int], None] | None, worker: int) -> None:
-    die_with(parent)
-    sys.excepthook = _show_fault
-    if then is not None:
-        then(worker)
-
-
-def _show_fault(kind: type[BaseException], fault: BaseException, trace: TracebackType | None) -> None:
-    """Shows what ends a thread, unless it is the main process that ends while it takes a tensor from a worker."""
-    if not issubclass(kind, ConnectionError | EOFError):
-        sys.__excepthook__(kind, fault, trace)
-
-
-class _Workers(_MultiProcessingDataLoaderIter):
-    """The workers of one loader; PyTorch waits ten seconds for each that is stuck, and then sends it SIGTERM."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._has_ended, self._process = False, os.getpid()
-        super().__init__(loader)
-        queues: list[Any] = [*self._index_queues]
-        if hasattr(self, "_pin_memory_thread"):
-            queues.append(self._worker_result_queue)
-        for queue in queues:  # a thread writes what ends its reader; an interpreter that ends starts none (Python 3.12)
-            if queue._thread is None:
-                queue._start_thread()
-        # at exit, before multiprocessing waits for its children without any limit
-        Finalize(self, _end, args=(weakref.ref(self),), exitpriority=10)
-
-    def _shutdown_workers(self) -> None:
-        # what a worker of another loader has inherited must not end these
-        if self._has_ended or os.getpid() != self._process:
-            return
-        self._end_workers()
-        self._has_ended = True
-        super()._shutdown_workers()
-        # a thread that is still to end would close files by numbers that are those of others by then
-        queues: list[Any] = self._index_queues
-        for queue in queues:
-            if queue._closed and queue._thread:  # closed, and was in use: its thread ends
-                queue._thread.join(PATIENCE)
-
-    def _end_workers(self) -> None:
-        if self._worker_pids_set:  # else PyTorch's handler of SIGCHLD raises for a worker that is killed
-            signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-            self._worker_pids_set = False
-        if hasattr(self, "_pin_memory_thread"):  # first, since it reads what workers may leave half written
-            self._pin_memory_thread_done_event.set()
-            self._worker_result_queue.put((None, None))
-            self._pin_memory_thread.join(PATIENCE)
-        self._workers_done_event.set()
-        for queue in self._index_queues:
-            queue.put(None)
-        until = time.monotonic() + PATIENCE
-        for worker in self._workers:
-            worker.join(max(0.0, until - time.monotonic()))
-        for worker in self._workers:
-            if worker.is_alive():
-                worker.kill()
-                worker.join()
-
-
-def _end(workers: weakref.ref[_Workers]) -> None:
-    if (living := workers()) is not None:
-        living._shutdown_workers()

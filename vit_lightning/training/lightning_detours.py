@@ -11,9 +11,7 @@ import contextlib
 import datetime
 import functools
 import signal
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -139,44 +137,9 @@ def wait_at_most(trainer: Trainer, minutes: float) -> None:
         vars(trainer.strategy)["_timeout"] = datetime.timedelta(minutes=minutes)
 
 
-def call_around_connection(trainer: Trainer, begin: Callable[[], object], end: Callable[[], object]) -> None:
-    """Calls functions before and after the ranks connect, where Lightning has no hook."""
-    connect = trainer.strategy.setup_environment
-
-    def call() -> None:
-        begin()
-        try:
-            connect()
-        finally:
-            end()
-
-    trainer.strategy.setup_environment = call  # type: ignore[method-assign]
-
-
-def further_ranks(trainer: Trainer) -> dict[int, int]:
-    """Returns the processes of the ranks that this one has started, by rank."""
-    launcher = trainer.strategy.launcher
-    processes = launcher.procs if isinstance(launcher, _SubprocessScriptLauncher) else []
-    return {rank: process.pid for rank, process in enumerate(processes, start=1)}
-
-
 def longest_wait(trainer: Trainer) -> datetime.timedelta | None:
     """Returns the time in which ranks wait for one another; None for that of torch."""
     return getattr(trainer.strategy, "_timeout", None)
-
-
-def awaited_worker(loader: Any) -> tuple[int | None, dict[int, int | None]]:
-    """Returns the number of the data-loading worker whose batch an iterator waits for, and the processes of all.
-
-    The number is None at the start of an epoch, when it waits for all.
-    """
-    task = loader._task_info.get(loader._rcvd_idx)
-    return task and task[0], {number: worker.pid for number, worker in enumerate(loader._workers)}
-
-
-def frames_of_threads() -> dict[int, FrameType]:
-    """Returns the innermost frames of all threads, by the threads' idents."""
-    return sys._current_frames()
 
 
 def log_over_ranks(trainer: Trainer) -> None:
