@@ -196,6 +196,17 @@ def test_a_further_study_of_a_question_or_an_arm_is_named_with_the_error_of_all(
         begin("out", compare={**PLAN["compare"], "smallest_effect": 0.05})
 
 
+def test_the_register_may_be_another_file(in_folder):
+    begin()
+    plan = read_plan(Path("plan.yaml"))
+    carry_out(open_ledger(Path("runs", "out"), plan, threads=1, studies=Path("all.jsonl"))[0])
+    assert [path.name for path in Path().glob("**/*.jsonl")] == ["all.jsonl"], "as the ledger keeps it"
+    other = open_ledger(Path("elsewhere", "other"), plan, threads=1, studies=Path("all.jsonl"))[0]
+    assert len(read_study(other.folder).plan_changed) == 1
+    with pytest.raises(UserError, match=r"register=/no/all.jsonl cannot be written \(give another file\)"):
+        open_ledger(Path("runs", "third"), plan, threads=1, studies=Path("/no/all.jsonl"))
+
+
 def test_a_copied_folder_that_goes_on_by_itself_is_named(in_folder):
     carry_out(begin())
     shutil.copytree("runs/out", "runs/copy")

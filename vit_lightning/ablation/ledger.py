@@ -83,8 +83,6 @@ class Ledger:
     leases: Leases = field(default_factory=Leases)
     forecast: dict[str, float | None] = field(default_factory=dict)
     """Seconds of a run of each arm, where they were timed before the first."""
-    register: Path | None = None
-    """File in which studies of the same question or arms are entered; by default beside the folder."""
     writes: bool = False
     """Whether first results and claims are kept: not where a study is only read."""
     schedule: Schedule = field(init=False)
@@ -131,7 +129,8 @@ class Ledger:
 
     @property
     def studies(self) -> Path:
-        return self.register or self.folder.parent / register.FILE
+        """File in which studies of the same question or arms are entered; by default beside the folder."""
+        return Path(self.facts.get("register") or self.folder.parent / register.FILE)
 
     def _keep(self, run: Planned, results: dict[str, Any]) -> None:
         if not self._record(run).exists():
@@ -416,7 +415,11 @@ def open_ledger(
     if create:
         _create(path, {**now, "id": secrets.token_hex(4)})
     ledger = find_ledger(folder) or Ledger(folder, now)
-    ledger.register = studies
+    before = dict(ledger.facts)
+    if studies is not None:
+        ledger.facts["register"] = str(studies.absolute())
+    if create and not os.access(ledger.studies.parent, os.W_OK):
+        raise UserError(f"register={ledger.studies} cannot be written (give another file)")
     began, rules = ledger.facts["compare"], now["compare"]
     found = _changes(ledger, now, plan)
     raised, begun = rules["max_seeds"] > began["max_seeds"], bool(records.used_seeds(folder))
@@ -424,7 +427,7 @@ def open_ledger(
     found += register.earlier(ledger.studies, folder, {**now, "id": ledger.facts.get("id")})
     if begun and ledger.facts["question"] != now["question"]:
         found.append(f'question was "{ledger.facts["question"]}", is "{now["question"]}"')
-    ledger.writes, before = create, dict(ledger.facts)
+    ledger.writes = create
     moved = () if Path(ledger.facts["file"]).is_file() else ("file",)
     ledger.facts |= {key: now[key] for key in ("question", "compare", "seeds", "tune", *moved)}  # no rule has changed
     if create:
