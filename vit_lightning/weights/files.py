@@ -346,8 +346,8 @@ def _known(tensors: Mapping[str, Tensor]) -> set[str]:
     on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
     if "patch_embedding.projection" in (names := " ".join(on_meta)) and "encoder.0.attention" in names:
         return {*on_meta}
-    readings = filter(None, [table.recognise(on_meta) for table in FAMILIES.values()])
-    return max((set(reading.matched) for reading in readings), key=len, default=set())
+    readings = [reading for table in FAMILIES.values() if (reading := table.recognise(on_meta))]
+    return set(max(readings, key=lambda reading: reading.coverage).matched) if readings else set()
 
 
 def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
