@@ -172,7 +172,7 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     if not named and group not in groups:
         hint = f"choose {', '.join(['general', *groups])}, or give a class, such as --help.model.attention=MSSA"
         raise UserError(f"help.{group}: there is no such group ({hint})")
-    kind = groups.get(group)
+    kind: Any = groups.get(group)
     if named:
         use_files([*(find_config(path).parent for key, path in flags if key == "config"), Path.cwd()])
         reader = Reader()

@@ -149,8 +149,9 @@ class SplitData(ImageData):
     @cached_property
     def _splits(self) -> dict[Split, Any]:
         shares: dict[Split, float] = {"test": self.test_share, "val": self.val_share}
-        used = shares if self.wanted != "test" else ("test",)
-        missing = {split: shares[split] for split in used if split not in self._source}
+        missing = {split: share for split, share in shares.items() if split not in self._source}
+        if self.wanted == "test":
+            missing.pop("val", None)
         if not missing or "train" not in self._source:
             return self._source
         train = self._source["train"]

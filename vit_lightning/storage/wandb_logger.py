@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
-from lightning.pytorch.loggers.logger import DummyExperiment, rank_zero_experiment
+from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.errors import Diverged, UserError, first_line, one_line
