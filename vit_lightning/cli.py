@@ -160,7 +160,7 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
     if call.experiment is not None:
         from vit_lightning.storage.folder import is_first
 
-        for text in call.experiment.replaced if is_first() else ():
+        for text in call.experiment.unread if is_first() else ():
             print(f"lightning {name}: {text}", file=sys.stderr)
         if call.experiment.print_config:
             print(call.experiment.to_yaml(), end="")

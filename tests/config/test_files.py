@@ -136,7 +136,7 @@ def test_arguments_stand_beside_their_class():
         (
             {"model": {"depth": 6, "patch_size": 4, "pool": "mean"}},
             {"model": {"preset": "S/16", "patch_size": 8}},
-            {"model": {"pool": "mean", "preset": "S/16", "patch_size": 8}},
+            {"model": {"depth": 6, "patch_size": 8, "pool": "mean", "preset": "S/16"}},
         ),
         ({"model": {"preset": "S/16"}}, {"model": {"depth": 6}}, {"model": {"preset": "S/16", "depth": 6}}),
         (
@@ -150,44 +150,16 @@ def test_a_later_config_wins_key_by_key(base, later, merged):
     assert merge(base, later) == merged
 
 
-def test_a_later_preset_or_class_says_what_it_replaces(tmp_path):
+def test_values_win_in_an_order_that_the_kinds_of_sources_decide(tmp_path):
+    """Defaults < preset < files in order < flags, which are one source in any order."""
     first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first.write_text("model: {patch_size: 4, depth: 6, pool: mean, attention: {class_path: A, dropout: 0.1}}\n")
-    second.write_text("model: {preset: S/16}\n")
-    configs = [("config", str(first)), ("config", str(second))]
-    merged = merge_all(configs, "fit")
-    assert merged.replaced == ["model.preset=S/16 replaces depth=6, patch_size=4 of first.yaml"]
-    assert merged.config["model"]["preset"] == "S/16"
-    assert not {"patch_size", "depth"} & merged.config["model"].keys()
-    flags = [("model.depth", "3"), ("model.preset", "Ti/4"), ("model.attention", "B"), ("config", str(first))]
-    merged = merge_all(flags, "fit")  # flags are one source, in any order
-    assert merged.replaced == [
-        "model.preset=Ti/4 replaces depth=6, patch_size=4 of first.yaml",
-        "model.attention=B replaces dropout=0.1 of first.yaml",
-    ]
-    assert merged.config["model"] == {"pool": "mean", "attention": "B", "preset": "Ti/4", "depth": "3"}
-    assert merge_all([*flags[:1], ("model.class_path", "a.B")], "fit").config["model"] == {
-        "class_path": "a.B",
-        "depth": "3",
-    }
-    assert not merge_all([("config", str(second)), ("config", str(first))], "fit").replaced
-
-
-def test_a_class_of_the_data_says_all_that_it_replaces_and_what_holds_in_its_place(tmp_path):
-    config = tmp_path / "cifar.yaml"
-    config.write_text(
-        "data: {class_path: HuggingFaceSet, path: a, name: b, image_column: img, image_size: 32, min_area: 1.0, "
-        "mean: [0.5, 0.5, 0.5], in_memory: true, val_share: 0.1, batch_size: 128, "
-        "augment: [{class_path: vit_lightning.RandomCrop, padding: 4}, HorizontalFlip]}\n"
-    )
-    flags = [("config", str(config)), ("data", "ImageFolder"), ("data.root", "photos"), ("data.mean", "[0.1,0.1,0.1]")]
-    assert merge_all(flags, "fit").replaced == [
-        "data.class_path=ImageFolder replaces path=a, name=b, image_column=img, image_size=32, min_area=1.0, "
-        "mean=[0.5, 0.5, 0.5], in_memory=true, val_share=0.1, batch_size=128, "
-        "augment=[RandomCrop(padding=4), HorizontalFlip] of cifar.yaml; "
-        "ImageFolder has image_size=224, min_area=0.08, in_memory=null, batch_size=64, augment=null where nothing is "
-        "given"
-    ]
+    second.write_text("model: {preset: S/16, depth: 5}\n")
+    flags = [("model.num_heads", "3"), ("model.preset", "Ti/4"), ("model.attention", "B"), ("config", str(first))]
+    expected = {"patch_size": 4, "depth": 5, "pool": "mean", "attention": "B", "preset": "Ti/4", "num_heads": "3"}
+    assert merge_all([*flags, ("config", str(second))], "fit").config["model"] == expected
+    other = merge_all([*flags[:1], ("config", str(first)), ("model.class_path", "a.B")], "fit")
+    assert other.config["model"] == {"class_path": "a.B", "num_heads": "3"}
 
 
 def test_a_flag_is_a_small_config():

@@ -311,7 +311,7 @@ TOGETHER = {
         "model.image_size=16 does not fit the data, which has 8",
         "model.num_classes=7 does not fit the data, which has 10",
     ],
-    "fit digits.yaml --model.preset=CRATE-T/4": (
+    "fit digits.yaml --model.preset=CRATE-T/4 --model.emb_size=null --model.depth=1 --model.num_heads=null": (
         "model.preset=CRATE-T/4 needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"
     ),
     "fit --config=families/crate --model.block=TransformerEncoderBlock": "feed_forward=ISTA needs block=CrateBlock",
@@ -320,6 +320,9 @@ TOGETHER = {
     ),
     "fit digits.yaml --model.attention=odd.Half": (
         "model.attention: Half returns (b, n, 32) for tokens (b, n, 64): the width must stay"
+    ),
+    "fit digits.yaml --model.preset=S/4 --model.num_heads=2": (
+        "model.preset=S/4 changes nothing beside model.emb_size=64, model.depth=6, model.num_heads=2 (give null for"
     ),
     "fit digits.yaml --checkpoint.monitor=val/auc": "checkpoint.monitor=val/auc is not logged (choose ",
     "fit digits.yaml --checkpoint.mode=max": "checkpoint.mode=max: lower values of val/loss are better (give mode=min)",

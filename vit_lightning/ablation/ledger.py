@@ -484,7 +484,7 @@ def _changes(ledger: Ledger, now: dict[str, Any], plan: Plan) -> list[str]:
 def _as_now(config: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Returns a config with the options that are newer at their defaults: a long study meets new versions."""
     try:
-        completed = build(Merged(flatten(config), [], []), "summary", files=experiment.files)
+        completed = build(Merged(flatten(config), []), "summary", files=experiment.files)
     except UserError:  # it has options that are gone
         return config
     return _lasting(completed)

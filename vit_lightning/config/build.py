@@ -79,7 +79,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         trained=groups.trained,
         initial=groups.initial,
         teacher=groups.teacher,
-        replaced=(*merged.replaced, *groups.unread),
+        unread=tuple(groups.unread),
         **vars(groups.run),
         **of_call,
     )

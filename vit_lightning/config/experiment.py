@@ -45,8 +45,8 @@ class Experiment:
     print_config: bool = False
     allowed_changes: tuple[str, ...] = ()
     """Options that may differ from those of a resumed run."""
-    replaced: tuple[str, ...] = ()
-    """Sentences on options of earlier config files that a later class or preset put out of use."""
+    unread: tuple[str, ...] = ()
+    """Why the images of a config that is printed alone cannot be read."""
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     """Metrics of the config's list, by name."""
     network: Part | None

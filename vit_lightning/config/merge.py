@@ -1,4 +1,7 @@
-"""Config files, the config of a checkpoint and flags, merged: later ones win, flags come last."""
+"""One config of a command line: what a checkpoint or a source of weights says, then files in order, then flags.
+
+Later ones win; a network's sizes win over its preset, and its preset over the defaults, wherever they are given.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, as_map, flatten, read_config, value_at, word
+from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, as_map, flatten, read_config, word
 from vit_lightning.config.foreign import as_ours, of_the_module, takes_no_network
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
@@ -24,7 +27,7 @@ from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
 from vit_lightning.data.wrapped import WrappedDataset
 from vit_lightning.errors import UserError
-from vit_lightning.models.presets import PRESETS, Preset
+from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
@@ -36,17 +39,6 @@ from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, facts_of_images, open_initial_weights
 from vit_lightning.weights.sources import for_size, open_source
 from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
-
-
-class Dropped(NamedTuple):
-    """A value of an earlier config that a later class or preset put out of use."""
-
-    reason: str
-    """The later option, such as model.preset=S/16."""
-    group: str
-    """Dotted key of the class that had the value as an argument."""
-    name: str
-    value: Any
 
 
 class Trained(NamedTuple):
@@ -64,8 +56,6 @@ class Merged(NamedTuple):
     config: Config
     problems: list[str]
     """What is wrong with config files and the source of the initial weights."""
-    replaced: list[str]
-    """A sentence for each class or preset that put values of an earlier config file out of use."""
     trained: Trained | None = None
     initial: InitialWeights | None = None
     """The source of the initial weights."""
@@ -76,7 +66,7 @@ class Merged(NamedTuple):
 def merge_all(
     flags: Sequence[tuple[str, str]], command: str, *, facts: Config | None = None, trust: bool = False
 ) -> Merged:
-    """Merges config files and flags; flags are one source, in which an argument holds wherever its class is named.
+    """Merges what a command line names; flags are one source, in which an argument holds wherever its class is named.
 
     Args:
         flags: options and values of the command line, in order.
@@ -123,10 +113,9 @@ def merge_all(
         except UserError as error:
             problems += error.problems
     merged: Config = {}
-    dropped: list[Dropped] = []
     for source in (first, *sources):
         config = of_the_module(source, merged)
-        merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS}, dropped=dropped)
+        merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS})
     if command in TRAINED:
         merged.pop("ckpt", None)  # it has been read
     if names and "experiment" not in merged:
@@ -138,7 +127,7 @@ def merge_all(
     if trained is not None and not trust:
         own = [key for config in sources if isinstance(config.get("data"), dict) for key in config["data"]]
         refuse_downloads(first.get("data"), own)
-    return Merged(merged, problems, _sentences(dropped, configs, merged), trained, initial, complete)
+    return Merged(merged, problems, trained, initial, complete)
 
 
 def _with_files(config: Config, folder: Path) -> Config:
@@ -172,45 +161,6 @@ def _add(together: Config, more: Config) -> None:
             _add(before, value)
         else:
             together[key] = [*as_list(before), *as_list(value)] if key.endswith("+") else value
-
-
-def _sentences(dropped: Sequence[Dropped], configs: Sequence[tuple[Path, Config]], merged: Config) -> list[str]:
-    """Returns a sentence on each reason why values of config files are dropped; those of a checkpoint are complete."""
-    lost: dict[tuple[str, str], list[Dropped]] = {}
-    for one in dropped:
-        having = [path.name for path, config in configs if value_at(config, f"{one.group}.{one.name}") is not None]
-        if having and one.value is not None:
-            lost.setdefault((one.reason, having[-1]), []).append(one)
-    return [
-        f"{reason} replaces {', '.join(f'{one.name}={_shown(one.value)}' for one in items)} of {file}"
-        f"{_in_their_place(items, value_at(merged, items[0].group))}"
-        for (reason, file), items in lost.items()
-    ]
-
-
-def _in_their_place(dropped: Sequence[Dropped], given: Any) -> str:
-    """Returns the defaults that hold where another class has options of the same names; empty for a preset."""
-    arguments = as_map(given)
-    kind = class_of(arguments.get("class_path"))
-    options = {} if kind is object or arguments.get("preset") else signature_of(kind).options
-    defaults = {one.name: options[one.name].default for one in dropped if one.name in {*options} - {*arguments}}
-    now = [
-        f"{one.name}={word(defaults[one.name])}"
-        for one in dropped
-        if isinstance(defaults.get(one.name, ...), str | int | float | tuple | list | None)
-        if defaults[one.name] != one.value
-    ]
-    return f"; {kind.__name__} has {', '.join(now)} where nothing is given" if now else ""
-
-
-def _shown(value: Any) -> str:
-    """Returns a value as it is said: a class as a call."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
-    if not isinstance(value, dict) or "class_path" not in value:
-        return word(value)
-    arguments = ", ".join(f"{name}={_shown(item)}" for name, item in value.items() if name != "class_path")
-    return str(value["class_path"]).rpartition(".")[2] + (f"({arguments})" if arguments else "")
 
 
 def _config_of_checkpoint(
@@ -411,45 +361,41 @@ def _with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
     return replace(initial, notes=(*initial.notes, *notes))
 
 
-def merge(base: Config, config: Config, group: str = "", dropped: list[Dropped] | None = None) -> Config:
-    """Returns ``base`` updated by ``config``, without arguments of a replaced class and sizes of a replaced preset.
-
-    ``key+`` appends to a list.
+def merge(base: Config, config: Config, group: str = "") -> Config:
+    """Returns ``base`` updated by ``config``, without arguments of a replaced class; ``key+`` appends to a list.
 
     Args:
         base: the earlier config.
         config: the later one.
         group: dotted key of what the configs are the arguments of; empty for whole configs.
-        dropped: gets what is dropped.
     """
-    merged, dropped = dict(base), [] if dropped is None else dropped
-    if group == "model" and config.get("preset") is not None:
-        _drop_sizes_of_preset(merged, config["preset"], dropped)
+    merged = dict(base)
     for key, value in config.items():
         if str(key).endswith("+"):
             merged[key[:-1]] = [*as_list(merged.get(key[:-1])), *as_list(value)]
         else:
-            merged[key] = _merge_value(merged.get(key), value, f"{group}.{key}" if group else key, dropped)
+            merged[key] = _merge_value(merged.get(key), value, f"{group}.{key}" if group else key)
     return merged
 
 
-def _drop_sizes_of_preset(model: Config, preset: Any, dropped: list[Dropped]) -> None:
-    """Removes the sizes that a later preset of a ViT of ours replaces."""
-    if str(full_name(model.get("class_path", DEFAULT_CLASSES["model"]))).startswith("vit_lightning."):
-        sizes = [name for name in Preset._fields if name in model]
-        dropped += [Dropped(f"model.preset={preset}", "model", name, model.pop(name)) for name in sizes]
+def _merge_value(before: Any, value: Any, key: str) -> Any:
+    """Returns a value where a later config changes it: arguments alone leave the class as it was.
 
-
-def _merge_value(before: Any, value: Any, key: str, dropped: list[Dropped]) -> Any:
-    """Returns a value where a later config changes it; arguments alone leave the class as it was."""
+    Another class has its own arguments, and those of the earlier one that stay beside any class.
+    """
     if isinstance(before, str) and isinstance(value, dict) and "class_path" not in value:
         return {"class_path": before, **value}
-    if isinstance(before, dict) and isinstance(value, dict):
-        same = _keeps_class(before, value, key)
-        return merge(before, value, key, dropped) if same else _replace_class(before, value, key, dropped)
-    if isinstance(before, dict) and isinstance(value, str) and (can_be_class(value) or key not in BESIDE_OTHER_CLASS):
-        return _replace_class(before, value, key, dropped)
-    return merge({}, value) if isinstance(value, dict) else value
+    is_class = isinstance(value, dict) or (
+        isinstance(value, str) and (can_be_class(value) or key not in BESIDE_OTHER_CLASS)
+    )
+    if not isinstance(before, dict) or not is_class:
+        return merge({}, value) if isinstance(value, dict) else value
+    if isinstance(value, dict) and _keeps_class(before, value, key):
+        return merge(before, value, key)
+    kept = {name: item for name, item in before.items() if name in BESIDE_OTHER_CLASS.get(key, ())}
+    if isinstance(value, str):
+        return {**kept, "class_path": value} if kept else value
+    return {**kept, **merge({}, value)}
 
 
 def _keeps_class(before: Config, value: Config, key: str) -> bool:
@@ -458,17 +404,6 @@ def _keeps_class(before: Config, value: Config, key: str) -> bool:
     if new is None:  # optimizer.name chooses one of ours again
         return old is None or key not in BESIDE_OTHER_CLASS or "name" not in value
     return old is not None and is_same_class(str(old), str(new))
-
-
-def _replace_class(before: Config, value: Config | str, key: str, dropped: list[Dropped]) -> Config | str:
-    """Returns another class with its arguments, and with those of the earlier one that stay beside any class."""
-    given = merge({}, value) if isinstance(value, dict) else {"class_path": value}
-    kept = {name: item for name, item in before.items() if name in BESIDE_OTHER_CLASS.get(key, ())}
-    option = "class_path" if given.get("class_path") is not None else "name"
-    reason = f"{key}={value}" if isinstance(value, str) else f"{key}.{option}={given[option]}"
-    lost = [name for name in before if name not in (*kept, "class_path")]
-    dropped += [Dropped(reason, key, name, before[name]) for name in lost]
-    return {**kept, **given} if kept or isinstance(value, dict) else value
 
 
 def config_of_flag(key: str, value: str) -> Config:

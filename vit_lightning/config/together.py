@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Stochasti
 from torch import nn
 
 from vit_lightning.config.adapters import Chosen
-from vit_lightning.config.files import Config, as_list
+from vit_lightning.config.files import Config, as_list, as_map
 from vit_lightning.config.merge import Merged, Trained
 from vit_lightning.config.networks import CONFIGURED, FACTS, agrees, data_facts, filled_in, takes, unlike_data
 from vit_lightning.config.options import COMPILES, TRAINED
@@ -26,6 +26,7 @@ from vit_lightning.config.typed import Part, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
+from vit_lightning.models.presets import PRESETS
 from vit_lightning.storage.credentials import secrets_of_environment
 from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.image_sizes import ProgressiveImageSize
@@ -111,14 +112,23 @@ def facts_of_data(groups: Groups) -> Iterator[str]:
                 yield unlike_data(f"module.{fact}", given[fact], facts[fact])
 
 
+def preset_beside_sizes(groups: Groups) -> Iterator[str]:
+    """Yields a preset whose sizes are all given otherwise: sizes win, wherever they are given."""
+    given = {} if groups.network is None else groups.network.arguments
+    if (preset := str(given.get("preset"))).partition("/")[0] in PRESETS:
+        own = dict(zip(("emb_size", "depth", "num_heads"), PRESETS[preset.partition("/")[0]], strict=True))
+        sizes = {name: given.get(name) for name in own}
+        if None not in sizes.values() and sizes != own:
+            beside = ", ".join(f"model.{name}={size}" for name, size in sizes.items())
+            yield f"model.preset={preset} changes nothing beside {beside} (give null for the sizes of the preset)"
+
+
 def not_taken_by_module(groups: Groups) -> Iterator[str]:
     """Yields the options that are given, but that the module does not take."""
     if (module := groups.module) is None:
         return
     keys = [key for key in (*CONFIGURED, "model") if groups.config.get(key) is not None and not takes(module, key)]
-    items = [
-        (key, given if isinstance(given := groups.config[key], Mapping) else {"class_path": given}) for key in keys
-    ]
+    items = [(key, as_map(groups.config[key])) for key in keys]
     given = [f"{key}.{name}={value}" for key, item in items for name, value in item.items()]
     if given:
         words = " or ".join("network" if key == "model" else key for key in keys)
@@ -234,6 +244,7 @@ def resumable(groups: Groups) -> Iterator[str]:
 
 RULES: tuple[Callable[[Groups], Iterator[str]], ...] = (
     facts_of_data,
+    preset_beside_sizes,
     not_taken_by_module,
     test_of_others,
     loss_of_data,
