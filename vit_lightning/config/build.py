@@ -293,16 +293,12 @@ def trainer_options() -> dict[str, Option]:
 
 
 def read_network(groups: Groups) -> None:
-    """Reads the network with the facts of the data, and tries it on the meta device with settings and weights."""
-    reader, module, data, settings = groups.reader, groups.module, groups.data, groups.settings
-    if module is None or not takes(module, "model") or (module.name and groups.config.get("model") is None):
-        return
-    given = with_class(groups.config, "model", complete=groups.merged.complete)
-    network = networks.read_network(reader, given, groups.facts)
-    groups.network = None if network is WRONG else network
-    if data is not None:
-        checked = check_network(reader, groups.network, data, settings, groups.general, groups.merged)
-        groups.network, groups.empty, groups.initial = checked
+    """Reads the network with the facts of the data."""
+    module = groups.module
+    if module is not None and takes(module, "model") and not (module.name and groups.config.get("model") is None):
+        given = with_class(groups.config, "model", complete=groups.merged.complete)
+        network = networks.read_network(groups.reader, given, groups.facts)
+        groups.network = None if network is WRONG else network
 
 
 def try_module(groups: Groups) -> None:
@@ -332,6 +328,7 @@ ORDER: tuple[Callable[[Groups], None], ...] = (
     read_settings,
     read_trainer,
     read_network,
+    check_network,
     try_module,
     open_teacher,
 )

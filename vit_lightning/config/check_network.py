@@ -17,7 +17,8 @@ from vit_lightning.config.names import near
 from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_of
 from vit_lightning.config.own_files import empty_caches, where
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Reader
+from vit_lightning.config.together import Groups
+from vit_lightning.config.typed import Part
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.models.blocks import Branch
@@ -28,38 +29,22 @@ from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.weights.init_from import FirstWeights, with_resized_positions
 
 
-def check_network(
-    reader: Reader,
-    part: Any,
-    data: ImageData,
-    settings: Mapping[str, Any],
-    general: Mapping[str, Any],
-    merged: Merged,
-) -> tuple[Any, nn.Module | None, FirstWeights | None]:
-    """Returns the network without arguments that it does not take, it on the meta device, and its initial weights.
+def check_network(groups: Groups) -> None:
+    """Tries the network on the meta device, with data, settings and weights.
 
-    The last two are None where they cannot be made; the weights, too, without ``init_from``.
-
-    Args:
-        reader: gets the problems.
-        part: the network; None or ``WRONG`` where there is none to check.
-        data: the data.
-        settings: settings by their keys; None where they are wrong.
-        general: options that belong to no group.
-        merged: the config, with the weights that it names.
+    Leaves out its arguments that it does not take, and fits the initial weights to it.
     """
-    if not isinstance(part, Part):
-        return part, None, None
+    reader, part, data = groups.reader, groups.network, groups.data
+    if part is None or data is None:
+        return
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
-    empty, initial = None, None
     with problems_of(reader, "", part, "model"):
-        part, empty = _make_empty(part, reader.problems)
+        groups.network, groups.empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
-            reader.problems += network_problems(empty, shape, len(data.label_names))
-            reader.problems += _fine_tune(empty, settings["lora"], general.get("freeze"), shape)
-            reader.problems += optimizer_problems(empty, settings["optimizer"])
-            initial = _weights(empty, data, general, merged)
-    return part, empty, initial
+            reader.problems += network_problems(groups.empty, shape, len(data.label_names))
+            reader.problems += _fine_tune(groups.empty, groups.settings["lora"], groups.general.get("freeze"), shape)
+            reader.problems += optimizer_problems(groups.empty, groups.settings["optimizer"])
+            groups.initial = _weights(groups.empty, data, groups.general, groups.merged)
 
 
 def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:

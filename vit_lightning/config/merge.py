@@ -74,7 +74,7 @@ def merge_all(
         facts: where image files replace the data of that config: what is not known about the model.
         trust: whether files of weights may name any class.
     """
-    configs: list[tuple[Path, Config]] = []
+    configs: list[Config] = []
     problems: list[str] = []
     names = [value for key, value in flags if key == "config"]
     for text in names:
@@ -89,7 +89,7 @@ def merge_all(
             if "compare" in config:
                 what = "the plan of an ablation, not a config"
                 raise UserError(f"config={text} is {what}: lightning ablate {shlex.quote(text)}")
-            configs.append((path, as_ours(_with_files(config, path.parent), problems)))
+            configs.append(as_ours(_with_files(config, path.parent), problems))
         except UserError as error:
             problems += error.problems
     complete = len(configs) == len(names)
@@ -98,7 +98,7 @@ def merge_all(
         given = as_ours(_with_files(_together(flags), Path()), problems)
     except UserError as error:
         problems += error.problems
-    sources = [*(config for _, config in configs), given]
+    sources = [*configs, given]
     first: Config = {}
     trained, initial = None, None
     if command in TRAINED:

@@ -57,7 +57,7 @@ class Groups:
     setting_parts: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     run: Any = None
-    network: Any = None
+    network: Part | None = None
     empty: nn.Module | None = None
     """The network on the meta device."""
     trainer: Part = field(default_factory=lambda: Part(None, {}))
@@ -114,7 +114,7 @@ def facts_of_data(groups: Groups) -> Iterator[str]:
 
 def preset_beside_sizes(groups: Groups) -> Iterator[str]:
     """Yields a preset whose sizes are all given otherwise: sizes win, wherever they are given."""
-    given = {} if groups.network is None else groups.network.arguments
+    given: Mapping[str, Any] = {} if groups.network is None else groups.network.arguments
     if (preset := str(given.get("preset"))).partition("/")[0] in PRESETS:
         own = dict(zip(("emb_size", "depth", "num_heads"), PRESETS[preset.partition("/")[0]], strict=True))
         sizes = {name: given.get(name) for name in own}
