@@ -138,12 +138,10 @@ class ArmComparison:
         """The interval, of improvements."""
         if self.analysis is None:
             return math.nan, math.nan
-        seen = slice(self.analysis + 1)
+        seen, now = slice(self.analysis + 1), self._at("low", "high")
         low, high = float(self.course.low[seen].max()), float(self.course.high[seen].min())
-        if low <= self.course.mean[self.analysis] <= high:
-            return low, high
-        low, high = self._at("low", "high")
-        return low, high
+        shared = math.isfinite(now[1] - now[0]) and low <= self.course.mean[self.analysis] <= high
+        return (low, high) if shared else (now[0], now[1])
 
     @property
     def low(self) -> float:
@@ -161,11 +159,12 @@ class ArmComparison:
         """
         if math.isnan(self.interval[0]):
             return self.interval
-        effect, (low, high), (floor, ceiling) = self.design.smallest_effect, self._shared, self._at("floor", "ceiling")
+        effect, (low, high) = self.design.smallest_effect, self._shared
+        floor, ceiling, mean = self._at("floor", "ceiling", "mean")
         if "not better" in self.claims and high >= effect:
-            high = min(effect, max(ceiling, 0.0))
+            high = min(effect, max(ceiling, 0.0, mean))
         if "not worse" in self.claims and low <= -effect:
-            low = max(-effect, min(floor, 0.0))
+            low = max(-effect, min(floor, 0.0, mean))
         return self._ends(low, high)
 
     def _at(self, *names: str) -> list[float]:

@@ -201,8 +201,10 @@ def follow(differences: Values, design: Design) -> Course:
         last = [special.stdtrit(most - 1, 1 - found[design.analyses.index(most)]) for found in levels]
         chance = _chance(mean, sd, n, claims, design, most, *last)
         unlikely &= (n >= most) | (chance < UNLIKELY)
-    half[(sd == 0) | ((np.abs(mean) > half) & ~made["better"] & ~made["worse"])] = math.inf
-    outer[sd == 0] = math.inf
+    differs, better, worse = made["better"] | made["worse"], made["not better"], made["not worse"]
+    half[(np.abs(mean) > half) & ~differs] = math.inf  # no range excludes what the exact test of signs does not claim
+    for ends in (half, outer):
+        ends[(sd == 0) | ((mean + ends < effect) & ~better) | ((mean - ends > -effect) & ~worse)] = math.inf
     floor, ceiling = np.maximum.accumulate(mean - outer, -1), np.minimum.accumulate(mean + outer, -1)
     return Course(pairs, mean, sd, mean - half, mean + half, floor, ceiling, claims, decided, chance, unlikely)
 
