@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,8 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     untested = lightning("fit", "--config=digits_short", "--module=lightning.pytorch.demos.boring_classes.DemoModel")
     assert untested.returncode == 2
     assert "DemoModel has no test_step (give it one, or fit with test=false)" in untested.stderr
-    broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment={"BREAK": "1"}).finish()
+    breaks = {**os.environ, "BREAK": "1"}
+    broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment=breaks).finish()
     assert broken.returncode == 1
     assert "project/my_parts.py, line 62\n    return self.no_such_thing" in broken.stderr
     assert "AttributeError: 'Alone' object has no attribute 'no_such_thing'" in broken.stderr
