@@ -322,7 +322,7 @@ TOGETHER = {
         "model.attention: Half returns (b, n, 32) for tokens (b, n, 64): the width must stay"
     ),
     "fit digits.yaml --model.preset=S/4 --model.num_heads=2": (
-        "model.preset=S/4 changes nothing beside model.emb_size=64, model.depth=6, model.num_heads=2 (give null for"
+        "model.preset=S/4: model.emb_size=64, model.depth=6 of an earlier config win over it (give null for"
     ),
     "fit digits.yaml --checkpoint.monitor=val/auc": "checkpoint.monitor=val/auc is not logged (choose ",
     "fit digits.yaml --checkpoint.mode=max": "checkpoint.mode=max: lower values of val/loss are better (give mode=min)",

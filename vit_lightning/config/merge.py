@@ -115,6 +115,7 @@ def merge_all(
     merged: Config = {}
     for source in (first, *sources):
         config = of_the_module(source, merged)
+        problems += _overruled_preset(as_map(config.get("model")), as_map(merged.get("model")))
         merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS})
     if command in TRAINED:
         merged.pop("ckpt", None)  # it has been read
@@ -128,6 +129,17 @@ def merge_all(
         own = [key for config in sources if isinstance(config.get("data"), dict) for key in config["data"]]
         refuse_downloads(first.get("data"), own)
     return Merged(merged, problems, trained, initial, complete)
+
+
+def _overruled_preset(model: Config, before: Config) -> list[str]:
+    """Returns a preset that sizes of an earlier config win over, as a problem: the network would stay as it was."""
+    preset = PRESETS.get(str(model.get("preset")).partition("/")[0])
+    sizes = zip(("emb_size", "depth", "num_heads"), preset or (), strict=False)
+    kept = [name for name, size in sizes if name not in model and before.get(name) not in (None, size)]
+    if not kept or model.get("class_path") not in (None, before.get("class_path")):
+        return []
+    beside = ", ".join(f"model.{name}={before[name]}" for name in kept)
+    return [f"model.preset={model['preset']}: {beside} of an earlier config win over it (give null for the preset's)"]
 
 
 def _with_files(config: Config, folder: Path) -> Config:

@@ -26,7 +26,6 @@ from vit_lightning.config.typed import Part, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
-from vit_lightning.models.presets import PRESETS
 from vit_lightning.storage.credentials import secrets_of_environment
 from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.image_sizes import ProgressiveImageSize
@@ -110,17 +109,6 @@ def facts_of_data(groups: Groups) -> Iterator[str]:
         for fact in [fact for fact in FACTS if fact in given and fact in filled_in(groups.module.target)]:
             if not agrees(fact, given[fact], facts[fact]):
                 yield unlike_data(f"module.{fact}", given[fact], facts[fact])
-
-
-def preset_beside_sizes(groups: Groups) -> Iterator[str]:
-    """Yields a preset whose sizes are all given otherwise: sizes win, wherever they are given."""
-    given: Mapping[str, Any] = {} if groups.network is None else groups.network.arguments
-    if (preset := str(given.get("preset"))).partition("/")[0] in PRESETS:
-        own = dict(zip(("emb_size", "depth", "num_heads"), PRESETS[preset.partition("/")[0]], strict=True))
-        sizes = {name: given.get(name) for name in own}
-        if None not in sizes.values() and sizes != own:
-            beside = ", ".join(f"model.{name}={size}" for name, size in sizes.items())
-            yield f"model.preset={preset} changes nothing beside {beside} (give null for the sizes of the preset)"
 
 
 def not_taken_by_module(groups: Groups) -> Iterator[str]:
@@ -244,7 +232,6 @@ def resumable(groups: Groups) -> Iterator[str]:
 
 RULES: tuple[Callable[[Groups], Iterator[str]], ...] = (
     facts_of_data,
-    preset_beside_sizes,
     not_taken_by_module,
     test_of_others,
     loss_of_data,
