@@ -314,7 +314,7 @@ def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
 
 def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatch, capsys):
     arms = {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}}
-    write_plan(in_arms, arms, 8, smallest_effect=0.0185)
+    write_plan(in_arms, arms, 8, smallest_effect=0.02)
     pretend("plan.yaml", "out")
     config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2)
     done = {path: path.read_bytes() for path in Path("out/runs").rglob("*") if path.is_file()}
@@ -332,7 +332,7 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
         "tune.options.optimizer.weight_decay was None, is [0.1, 0.2]",
     ):
         assert text in said
-    write_plan(in_arms, arms, 8, smallest_effect=0.0185)
+    write_plan(in_arms, arms, 8, smallest_effect=0.02)
     code = ledgers._code()
     monkeypatch.setattr(ledgers, "_code", lambda: {**code, "torch": "0.1"})
     ablate(config)
