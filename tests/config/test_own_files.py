@@ -69,6 +69,13 @@ def test_a_file_beside_the_config_is_found_from_another_folder_and_a_process_has
     assert not [place for place in sys.path if str(in_folder) in place]
 
 
+def test_a_folder_that_was_searched_before_is_searched_afterwards(in_folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(in_folder))
+    use_files([in_folder])
+    use_files()
+    assert sys.path.count(str(in_folder)) == 1
+
+
 def test_the_last_config_and_then_the_working_folder_are_searched(in_folder):
     one, other = project(in_folder / "one"), project(in_folder / "other", width=9)
     project(in_folder / "here", width=5)

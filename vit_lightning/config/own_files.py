@@ -26,16 +26,20 @@ _INSTALLED = (str(Path(vit_lightning.__file__).parent), sysconfig.get_path("stdl
 
 _used: Folders = ()
 """The folders that imports search now."""
+_added: list[str] = []
+"""The same as they stand in ``sys.path``."""
 _imported: dict[str, tuple[Path, bytes]] = {}
 """Files of modules of the user's own, and their texts as they were imported, by the names of the modules."""
 
 
 def use_files(folders: Iterable[Path] = ()) -> None:
     """Lets imports search these folders after all others, in place of those before."""
-    global _used
-    sys.path[:] = [place for place in sys.path if place not in map(str, _used)]
+    global _used, _added
+    for place in filter(sys.path.__contains__, _added):  # the last one of each: a folder may have stood there before
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(place)]
     _used = tuple(dict.fromkeys(folder.resolve() for folder in folders))
-    sys.path += [str(folder) for folder in _used if str(folder) not in sys.path]
+    _added = [str(folder) for folder in _used]
+    sys.path += _added
     importlib.invalidate_caches()
 
 
