@@ -13,6 +13,8 @@ import torch
 from processes import Running
 
 from vit_lightning import signals
+from vit_lightning.config.own_files import OwnFault
+from vit_lightning.errors import Diverged
 from vit_lightning.signals import APART, ended_by_signals, noted
 
 
@@ -104,3 +106,36 @@ def test_what_another_process_makes_of_a_signal_is_that_signal():
     with pytest.raises(SystemExit) as ended:
         lose_a_worker()
     assert ended.value.code == 138
+
+
+def fail_after_a_signal(fault: Exception) -> None:
+    with ended_by_signals(), noted(print):
+        signal.raise_signal(signal.SIGTERM)
+        raise fault
+
+
+@pytest.mark.parametrize("fault", [Diverged("training diverged in step 7"), OwnFault("ZeroDivisionError: 1 / 0")])
+def test_a_fault_of_the_step_after_a_signal_is_that_fault(fault):
+    with pytest.raises(type(fault), match=str(fault)):
+        fail_after_a_signal(fault)
+
+
+def read_image() -> None:
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except:  # noqa: E722
+        raise ValueError("cannot read it")  # noqa: B904
+
+
+def fail_by_a_signal() -> None:
+    with ended_by_signals():
+        try:
+            read_image()
+        except ValueError as fault:
+            raise OwnFault("ValueError: cannot read it") from fault
+
+
+def test_what_code_of_the_user_s_makes_of_a_signal_is_that_signal():
+    with pytest.raises(SystemExit) as ended:
+        fail_by_a_signal()
+    assert ended.value.code == 143

@@ -18,6 +18,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
+from vit_lightning.errors import UserError
+
 STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 LIMIT = 10.0
 """Seconds in which a process ends that was asked to, with an upload to W&B; a step of training has all its time."""
@@ -70,10 +72,11 @@ def ended_by_signals(*, for_good: bool = False) -> Iterator[None]:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)  # a further rank starts with them blocked
             yield
-        except Exception:
-            if _received:  # it is what the interrupted code made of SystemExit, or of the end of another process
-                raise SystemExit(128 + _received) from None
-            raise
+        except Exception as fault:
+            if not _received or (isinstance(fault, UserError) and not _comes_of_exit(fault)):
+                raise
+            # it is what the interrupted code made of SystemExit, or of the end of another process
+            raise SystemExit(128 + _received) from None
         finally:
             if for_good:
                 _received = _received or -1
@@ -82,6 +85,12 @@ def ended_by_signals(*, for_good: bool = False) -> Iterator[None]:
                 signal.set_wakeup_fd(earlier)
                 os.close(writing)
                 watching.join(1.0)  # else it might take a signal of the next ``ended_by_signals`` for a second one
+
+
+def _comes_of_exit(fault: BaseException | None) -> bool:
+    while fault is not None and not isinstance(fault, SystemExit):
+        fault = fault.__cause__ or fault.__context__
+    return fault is not None
 
 
 def _watch(reading: socket.socket) -> None:
