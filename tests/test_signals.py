@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +32,7 @@ def wait_for_another_rank(is_training: bool) -> None:
 
 @pytest.mark.parametrize("number", signals.STOP)
 def test_a_second_signal_ends_a_training_that_waits_in_a_collective(tmp_path, number):
-    waiting = begin(tmp_path, True)
+    waiting = begin(tmp_path, wait_for_another_rank, True)
     for pause in (2.0 * APART, 0.0):  # a first one has all the time of its step
         assert waiting._process.exitcode is None
         os.kill(waiting._process.pid, number)
@@ -39,13 +41,33 @@ def test_a_second_signal_ends_a_training_that_waits_in_a_collective(tmp_path, nu
 
 
 def test_a_first_signal_ends_any_other_command_that_waits(tmp_path):
-    waiting = begin(tmp_path, False)
+    waiting = begin(tmp_path, wait_for_another_rank, False)
     os.kill(waiting._process.pid, signal.SIGTERM)
     assert ended(waiting, signal.SIGTERM)
 
 
-def begin(folder: Path, is_training: bool) -> Running:
-    running = Running(wait_for_another_rank, is_training, folder=folder)
+def print_to_nobody() -> None:
+    """Prints as a progress bar does whose reader has stopped, such as ``less``."""
+    _, writing = os.pipe()
+    os.dup2(writing, 2)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # with a lock, as without PYTHONUNBUFFERED
+    with ended_by_signals(for_good=True), noted(lambda number: None):
+        Path("began").touch()
+        while True:
+            print("x" * 7, file=sys.stderr)
+
+
+def test_a_second_signal_ends_a_training_that_holds_the_lock_of_stderr(tmp_path):
+    printing = begin(tmp_path, print_to_nobody)
+    for pause in (2.0 * APART, 0.0):
+        assert printing._process.exitcode is None
+        os.kill(printing._process.pid, signal.SIGTERM)
+        time.sleep(pause)
+    assert printing.finish(10.0).returncode == 143
+
+
+def begin(folder: Path, function: Callable[..., None], *arguments: object) -> Running:
+    running = Running(function, *arguments, folder=folder)
     until = time.monotonic() + 60.0
     while not (folder / "began").exists():
         assert time.monotonic() < until

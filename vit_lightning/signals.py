@@ -157,9 +157,11 @@ def end_process(number: int) -> NoReturn:
 
 
 def end_at_once(number: int) -> NoReturn:
-    """Ends this process by a signal, whatever its main thread waits for."""
+    """Ends this process by a signal, whatever its main thread waits for; it may hold the lock of stderr."""
     kill_workers()
-    say_stopped(number)
+    with contextlib.suppress(OSError):
+        if not is_launched() and select.select([], [2], [], 1.0)[1]:  # else a full pipe that nobody reads
+            os.write(2, f"{_stopped_by(number)}\n".encode())
     os._exit(128 + number)
 
 
@@ -186,7 +188,11 @@ def begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
 def say_stopped(number: int) -> None:
     """Says on stderr which signal ends this process, unless Lightning started it as a further rank."""
     if not is_launched():
-        print(f"lightning: stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        print(_stopped_by(number), file=sys.stderr, flush=True)
+
+
+def _stopped_by(number: int) -> str:
+    return f"lightning: stopped by {signal.Signals(number).name}"
 
 
 def is_launched() -> bool:
