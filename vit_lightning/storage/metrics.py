@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -94,6 +95,8 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
+        with contextlib.suppress(OSError):
+            self.complete()
         if self._file is not None:
             self._file.close()
             self._file = None
