@@ -6,14 +6,19 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from vit_lightning.ablation import claims, records
 from vit_lightning.ablation import ledger as ledgers
+from vit_lightning.ablation.attempts import Attempt, Attempts
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.workers import devices_of
 from vit_lightning.report.report import make_report
 from vit_lightning.storage.metrics import read_results, write_results
+from vit_lightning.training.endings import stacks_of
 
 FACTS = {
     **{"name": "p", "question": "", "file": "plan.yaml", "config": "c.yaml", "metric": "val/loss", "mode": "min"},
@@ -31,6 +36,18 @@ def finish(ledger: Ledger, run: Planned, **results: float) -> None:
     """Writes the results of a run, as its process would."""
     ledger.run_folder(run).mkdir(parents=True, exist_ok=True)
     write_results(ledger.run_folder(run), results)
+
+
+@pytest.mark.parametrize(("more", "kind"), [("", "no result"), (" and more", "hang")])
+def test_stacks_of_an_earlier_attempt_are_no_hang_of_this_one(tmp_path, more, kind):
+    ledger, run = make_ledger(tmp_path)
+    stacks = stacks_of(ledger.run_folder(run))
+    stacks.parent.mkdir(parents=True)
+    stacks.write_text("Timeout")
+    ended = SimpleNamespace(exitcode=1)
+    attempt = Attempt(run, claims.Claim(tmp_path / "0002.claim", 2), ended, 0, 0.0, 0.0, stacks=len("Timeout"))
+    stacks.write_text(f"Timeout{more}")
+    assert Attempts(ledger, None, None, 60.0)._cause(attempt)[0] == kind
 
 
 def test_one_of_many_gets_a_claim(tmp_path):

@@ -53,6 +53,8 @@ class Attempt:
     """Time of the last write to its folder, by the clock of the file system."""
     since: float
     """Time when this process noticed that write, by its own clock."""
+    stacks: int
+    """Bytes of the stacks that earlier attempts have left."""
     hangs: bool = False
 
 
@@ -91,7 +93,8 @@ class Attempts:
         arguments = (experiment, words, claim.path, self.ledger.facts["threads"], visible, os.getpid())
         process = FORK.Process(target=_work, args=arguments)
         process.start()
-        self.running.append(Attempt(run, claim, process, free, _last_written(folder), time.monotonic()))
+        written, stacks = _last_written(folder), _size(stacks_of(folder))
+        self.running.append(Attempt(run, claim, process, free, written, time.monotonic(), stacks))
         return None
 
     def collect(self) -> list[tuple[Planned, str]]:
@@ -154,7 +157,7 @@ class Attempts:
         if left := read_json(fault):
             return left["kind"], left["cause"]
         stacks = stacks_of(self.ledger.run_folder(attempt.run))
-        if code == 1 and stacks.is_file() and stacks.stat().st_size:
+        if code == 1 and _size(stacks) > attempt.stacks:
             return "hang", f"its watchdog has ended it ({stacks.name} in its folder has the stacks)"
         number = -code if code < 0 else code - 128
         if number in {known.value for known in signal.Signals}:  # others are no signal's, such as 255
@@ -170,6 +173,10 @@ def _kill(process: ForkProcess) -> None:
         os.killpg(process.pid or 0, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # it has not made its group yet
         process.kill()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _last_written(folder: Path) -> float:
