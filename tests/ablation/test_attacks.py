@@ -15,6 +15,7 @@ import yaml
 
 from vit_lightning.ablation.ledger import Ledger, Planned, open_ledger, read_study
 from vit_lightning.ablation.plan import read_plan
+from vit_lightning.cli import main
 from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
@@ -165,6 +166,18 @@ def test_an_option_newer_than_an_ablation_is_no_change_of_its_plan_at_its_defaul
     path.write_text(json.dumps(facts))
     with pytest.raises(UserError, match=r"arm mean: model.no_such_option was 1, is None"):
         begin()
+
+
+def test_a_ledger_of_an_earlier_version_is_called_so(in_folder, capsys):
+    carry_out(begin())
+    path = Path("runs/out/ledger.json")
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({**facts, "compare": {**facts["compare"], "spending": "early", "moderated": True}}))
+    said = "runs/out is the ledger of an earlier version: its compare options moderated, spending are gone"
+    with pytest.raises(UserError, match=said):
+        begin()
+    assert main(["report", "runs/out"]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_further_study_of_a_question_or_an_arm_is_named_with_the_error_of_all(in_folder):

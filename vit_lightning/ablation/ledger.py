@@ -491,8 +491,15 @@ def _as_now(config: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
 
 
 def find_ledger(folder: Path) -> Ledger | None:
-    """Returns the ledger in a folder; None if there is none."""
+    """Returns the ledger in a folder; None if there is none.
+
+    Raises:
+        UserError: an earlier version began it, with options that are gone.
+    """
     facts = read_json(folder / "ledger.json")
+    if gone := sorted({*facts.get("compare", {})} - {known.name for known in dataclasses.fields(Compare)}):
+        options = f"its compare options {', '.join(gone)} are gone"
+        raise UserError(f"{folder} is the ledger of an earlier version: {options} (go on with that version)")
     return Ledger(folder, facts) if "arms" in facts else None
 
 
