@@ -24,7 +24,7 @@ from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import caveats, headline, next_step, recommendation
+from vit_lightning.report.wording import caveats, headline, level_of, next_step, recommendation
 
 FAILED = {
     ("mean", 10): "diverged: <loss> is nan at step 231",
@@ -340,6 +340,14 @@ def test_a_difference_that_is_the_same_in_all_pairs_has_no_range_and_no_size(tmp
     [said] = [note for note in report.notes if note.startswith("All 8 pairs of 'mean' and 'cls' differ by the same")]
     assert "take more test images" in said
     assert np.isnan([verdicts(report.analysis)[0][key] or np.nan for key in ("low", "high")]).all()
+
+
+@pytest.mark.parametrize(
+    ("arms", "level"), [(2, "95 %"), (3, "97.5 %"), (4, "98.3 %"), (31, "99.83 %"), (106, "99.952 %")]
+)
+def test_the_level_of_a_range_is_never_100_percent(tmp_path, arms, level):
+    study = make_study(tmp_path, seeds=1, max_seeds=8, images=2)
+    assert level_of(analyse(replace(study, runs=[], arms={"cls": {}, **{f"{n}": {} for n in range(1, arms)}}))) == level
 
 
 def test_every_option_in_which_an_arm_differs_is_on_the_first_screen(tmp_path):

@@ -262,8 +262,8 @@ def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
 
 
 def level_of(analysis: Analysis) -> str:
-    """Writes the level of a range."""
-    return f"{100 * (1 - analysis.comparisons[0].design.level):.3g} %" if analysis.comparisons else ""
+    """Writes the level of a range, its rest to 100 % with two digits."""
+    return f"{100 - float(f'{100 * analysis.comparisons[0].design.level:.2g}'):.9g} %" if analysis.comparisons else ""
 
 
 def sentence(analysis: Analysis, line: Line) -> str:
