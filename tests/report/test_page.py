@@ -135,11 +135,11 @@ def test_an_arm_with_failed_runs_is_not_among_those_that_may_be_taken(tmp_path):
     study = make_study(tmp_path / "study", seeds=9, images=50, failed={("mean", 3): "hang"})
     alike = [replace(run, results=run.results and {**run.results, "test/acc": 0.9}) for run in study.runs]
     report = make_report(replace(study, runs=alike))
-    said = "'mean without class token' may be taken as well; not 'mean': 1 of 9 runs failed."
+    said = "'mean without class token' may be taken as well (open for new images); not 'mean': 1 of 9 runs failed."
     assert said in report.recommendation
     following = {row[0]: row[-1] for row in report.tables["verdicts"].rows}
     assert following["mean"] == "no reason to switch: 1 of 9 runs failed"
-    assert following["mean without class token"].startswith("take either"), "all alike: nothing is known of new images"
+    assert following["mean without class token"].startswith("either does on these images; for new images it is open")
 
 
 def test_what_is_left_to_run_is_said_with_its_cost(tmp_path):
@@ -339,6 +339,8 @@ def test_a_difference_that_is_the_same_in_all_pairs_has_no_range_and_no_size(tmp
     assert row[report.tables["verdicts"].header.index("97.5 % range (points)")] == "\N{EN DASH}"
     [said] = [note for note in report.notes if note.startswith("All 8 pairs of 'mean' and 'cls' differ by the same")]
     assert "take more test images" in said
+    assert "on these images only" in row, "nothing is known of new ones"
+    assert "for new images it is open" in row[-1]
     assert np.isnan([verdicts(report.analysis)[0][key] or np.nan for key in ("low", "high")]).all()
 
 

@@ -142,13 +142,13 @@ def _finished(comparisons: Sequence[ArmComparison]) -> str:
 
 
 def _holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
-    """Says whether all that is claimed also holds by the ranges for new images; an empty text where that is unknown."""
+    """Says whether all that is claimed also holds by the ranges for new images; an empty text without images."""
     found = []
     for one in comparisons:
         (low, high), effect = analysis.for_new_images(one), one.design.smallest_effect
         shown = {"better": low > 0, "worse": high < 0, "not better": high < effect, "not worse": low > -effect}
         matters = not kind_of(one).startswith("clearly") or min(abs(low), abs(high)) >= effect
-        found += [matters and all(shown[claim] for claim in one.claims)] * (bool(one.claims) and not math.isnan(low))
+        found += [matters and all(shown[claim] for claim in one.claims)] * (bool(one.claims) and analysis.tested.same)
     return ("also on new images" if all(found) else HERE) if found else ""
 
 
