@@ -2,8 +2,8 @@
 
     python experiments/ablations/archive.py runs/ablations/NAME
 
-writes experiments/ablations/NAME/. The archive holds the ledger and of each run config, results, versions and test
-predictions (no weights, no curves); from it the study goes on in any clone:
+writes experiments/ablations/NAME/ and experiments/pictures/NAME.png. The archive holds the ledger and of each run
+config, results, versions and test predictions (no weights, no curves); from it the study goes on in any clone:
 
     mkdir -p runs/ablations/NAME && tar -xJf experiments/ablations/NAME/runs.tar.xz -C runs/ablations/NAME
     lightning ablate NAME
@@ -20,6 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vit_lightning.ablation.ledger import read_study
+from vit_lightning.report.analysis import analyse
+from vit_lightning.report.figures import draw_figures
+from vit_lightning.report.wording import headline
+
+PICTURES = Path(__file__).parents[1] / "pictures"
 KEPT = ("report.md", "figures", "results.csv", "verdicts.json")
 OF_A_RUN = ("config.yaml", "results.json", "environment.json", "test_predictions.npz")
 
@@ -46,6 +52,13 @@ def archive(study: Path, file: Path) -> None:
             tar.addfile(entry, io.BytesIO(data))
 
 
+def draw(study: Path, file: Path) -> None:
+    """Draws the differences for pages that take no SVG, titled with the answer that they show."""
+    analysis = analyse(read_study(study))
+    figure = draw_figures(analysis, {})["differences"]
+    figure.savefig(file, dpi=150, metadata={"Title": headline(analysis), "Software": None})
+
+
 def main(study: Path) -> None:
     subprocess.run(["lightning", "report", str(study)], check=True)
     kept = Path(__file__).parent / study.name
@@ -55,6 +68,7 @@ def main(study: Path) -> None:
     for name in KEPT:
         copy = shutil.copytree if (study / name).is_dir() else shutil.copy
         copy(study / name, kept / name)
+    draw(study, PICTURES / f"{study.name}.png")
 
 
 if __name__ == "__main__":

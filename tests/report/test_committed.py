@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from runs import REPOSITORY
 
 from vit_lightning.cli import main
@@ -34,7 +35,10 @@ def test_a_study_goes_on_from_its_archive_and_gives_its_verdicts(name, in_folder
     assert rows(study) == rows(STUDIES / name)
     found, committed = (json.loads((place / "verdicts.json").read_text()) for place in (study, STUDIES / name))
     assert found == [{key: pytest.approx(value) for key, value in row.items()} for row in committed]
-    assert (study / "report.md").read_text().count("| yes |") >= 4, "its checks hold"
+    report = (study / "report.md").read_text()
+    assert report.count("| yes |") >= 4, "its checks hold"
+    with Image.open(REPOSITORY / "experiments" / "pictures" / f"{name}.png") as picture:
+        assert f"**{picture.info['Title']}**" in report.replace("\\", ""), "archive.py draws it"
     if name != "pooling" and not (REPOSITORY / "data" / "CIFAR-10-images").is_dir():
         return  # ablate reads the images of a study before it goes on
     Path("data").symlink_to(REPOSITORY / "data")
