@@ -178,7 +178,12 @@ def begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
     """Leaves signals, which come to the whole group, to the parent of this data-loading worker, and dies with it."""
     for number in STOP:
         signal.signal(number, signal.SIG_IGN)
-    die_with(os.getppid())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
+    begun_by, parent = multiprocessing.parent_process(), os.getppid()  # they differ behind a server of forks
+    if begun_by is not None and parent != begun_by.pid and (parent == 1 or not begun_by.is_alive()):
+        os._exit(137)
+    if threading.current_thread().name == "MainThread":  # Linux ends a child with the thread that has forked it
+        die_with(parent)
     show = sys.excepthook  # by which a thread shows that the parent has ended while it took a tensor
     sys.excepthook = lambda kind, *more: None if issubclass(kind, ConnectionError | EOFError) else show(kind, *more)
     if then is not None:

@@ -6,9 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import resource_sharer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +90,47 @@ def test_workers_ignore_signals_and_end_with_their_process(tmp_path, how, second
         time.sleep(0.01)
     assert time.monotonic() - began < seconds
     assert result.stderr == ""
+
+
+def signal_beginning_workers() -> None:
+    os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert [*shield_workers(DataLoader([7], batch_size=None, num_workers=1))] == [7]
+
+
+def begin_workers_in_a_thread() -> None:
+    workers: list[Any] = []
+
+    def begin() -> None:
+        workers.append(iter(shield_workers(DataLoader([7] * 9, batch_size=None, num_workers=1))))
+        next(workers[0])  # the worker has begun
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    time.sleep(0.5)
+    assert [*workers[0]] == [7] * 8
+
+
+@pytest.mark.parametrize("function", [signal_beginning_workers, begin_workers_in_a_thread])
+def test_workers_outlive_a_signal_at_their_begin_and_the_thread_that_began_them(tmp_path, function):
+    result = Running(function, folder=tmp_path).finish()
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def end_before_a_worker_begins() -> None:
+    os.register_at_fork(after_in_child=lambda: (Path("pids").write_text(str(os.getpid())), time.sleep(1.0)))
+    workers = iter(shield_workers(DataLoader([7], num_workers=1)))  # noqa: F841
+    while not Path("pids").exists() or not Path("pids").read_text():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_whose_process_has_ended_already_ends(tmp_path):
+    assert Running(end_before_a_worker_begins, folder=tmp_path).finish().returncode == -9
+    until = time.monotonic() + 4.0
+    while Path("/proc", (tmp_path / "pids").read_text()).exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("batch_size", "side", "processes"), [(4096, 224, 12), (512, 32, 2), (3, 5000, 4), (1, 8, 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.errors import UserError
-from vit_lightning.signals import begin_worker, kill_workers
+from vit_lightning.signals import begin_worker, kill_workers, withheld
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """An image (H, W, c)."""
@@ -369,5 +370,7 @@ def shield_workers(loader: Any) -> Any:
     """
     if isinstance(loader, DataLoader):
         loader.worker_init_fn = partial(begin_worker, loader.worker_init_fn)
+        start = partial(type(loader)._get_iterator, weakref.proxy(loader))  # else it would live until it is collected
+        loader._get_iterator = withheld()(start)  # type: ignore[method-assign]  # until its workers ignore them
         Finalize(None, kill_workers, exitpriority=10)  # before multiprocessing waits for its children without any limit
     return loader
