@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import warnings
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from runs import SMALL, killed_after, logged_rows
 from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics
+from vit_lightning.training.own_state import OwnState
 
 RUN = ("fit", *SMALL, "--trainer.max_epochs=3", "--wandb.mode=disabled", "--test=false", "--data.fraction=0.2")
 RUN += ("--data.batch_size=40", "--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1")
@@ -143,6 +145,16 @@ def test_attributes_of_a_callback_and_an_epoch_s_accumulation_survive_a_kill(own
     whole = resumed_equals_whole(callbacks("own.Stateless", SCHEDULER), kill=4)
     assert whole["global_step"] == 12
     assert whole["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(own, monkeypatch, capsys):
+    with killed_after(4):
+        main([*RUN, "--out=run"])
+    torch.save({}, earlier := BytesIO())
+    load, state = OwnState.on_load_checkpoint, {"own_state": [earlier.getvalue()]}
+    monkeypatch.setattr(OwnState, "on_load_checkpoint", lambda self, t, m, found: load(self, t, m, found | state))
+    assert main(["fit", "--resume=run"]) == 3
+    assert "\nlightning fit: the checkpoint was written by an earlier version" in f"\n{capsys.readouterr().err}"
 
 
 def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept(own):
