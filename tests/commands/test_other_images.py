@@ -183,15 +183,22 @@ def test_other_class_folders_without_splits_are_tested_as_a_whole(control, capsy
     assert len(resolve(["--ckpt=run", "--data.root=one"], "test").data.dataset("test")) == 8
 
 
-def test_images_of_the_training_are_not_tested_as_others_wherever_they_lie(control):
+def test_a_copy_of_the_images_of_the_training_keeps_its_cut_and_other_files_may_hold_some(control, capsys):
     fit(resolve([*FLAGS, "--data.root=images/train", "--out=flat"]))
     here = resolve(["--ckpt=flat"], "test").data.dataset("test")
     shutil.move("images/train", "moved")
     there = resolve(["--ckpt=flat", "--data.root=moved"], "test").data.dataset("test")
     assert len(here) == 10
     assert [Path(there.name(index)).name for index in range(10)] == [Path(here.name(index)).name for index in range(10)]
-    draw("moved", 1, seed=9)
-    assert len(resolve(["--ckpt=flat", "--data.root=moved"], "test").data.dataset("test")) == 51
+    for flag in ("--data.val_share=0.3", "--data.test_share=0.5"):
+        with pytest.raises(UserError, match=r"_share=0.\d: the model learned from the split of \w+_share=0.\d, and so"):
+            resolve(["--ckpt=flat", "--data.root=moved", flag], "test")
+    again = resolve(["--ckpt=flat", "--data.root=moved", "--data.test_share=0.20"], "test").data
+    assert len(again.dataset("test")) == 10
+    Path(here.name(0).replace("images/train", "moved")).unlink()
+    measure("--ckpt=flat", "--data.root=moved")
+    assert counted("tested") == 47  # among them those of the training, whose names no checkpoint keeps
+    assert "(if it holds images of the training, the accuracy is too high)" in capsys.readouterr().out
 
 
 def test_features_of_a_split_need_no_other(control):

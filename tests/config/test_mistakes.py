@@ -80,8 +80,8 @@ COMMANDS = {
     "test --ckpt=other.ckpt digits.yaml": "other.ckpt holds weights of none of the families",
     "test --ckpt=run no.jpg": "no.jpg: unexpected argument",
     "test --ckpt=run --top_k=2": "top_k=2: there is no such option",
-    "test --ckpt=run --data.split_seed=1": "data.split_seed=1: the model learned from split 0",
-    "test --ckpt=run --data=Digits --data.split_seed=1": "data.split_seed=1: the model learned from split 0",
+    "test --ckpt=run --data.split_seed=1": "data.split_seed=1: the model learned from the split of split_seed=0",
+    "test --ckpt=run --data=Digits --data.split_seed=1": "the model learned from the split of split_seed=0",
     "predict no.jpg": "ckpt is missing",
     "predict --ckpt=nowhere digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
     "predict --ckpt=run no.jpg hollow/train/b nor.png": [

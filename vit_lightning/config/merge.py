@@ -27,6 +27,7 @@ from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
 from vit_lightning.data.wrapped import WrappedDataset
 from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
@@ -244,10 +245,13 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
     before, data = (as_map(config.get("data")) for config in (first, merged))
     learned_from, name = (str(one.get("class_path", DEFAULT_CLASSES["data"])) for one in (before, data))
     if before and is_same_class(learned_from, name):
-        seed, other = (str(one.get("split_seed", 0)) for one in (before, data))
-        if seed != other:
-            images = f"the model learned from split {seed}, and so from test images of this one"
-            raise UserError(f"data.split_seed={other}: {images}")
+        problems = []
+        for key in ("split_seed", "val_share", "test_share"):
+            cut, other = before.get(key), data.get(key, before.get(key))
+            if parse_yaml(str(cut), key) != parse_yaml(str(other), key):
+                images = "and so from images that this one has for its measurement (leave it out)"
+                problems.append(f"data.{key}={other}: the model learned from the split of {key}={cut}, {images}")
+        refuse(problems)
         return trained
     kind = class_of(name)
     known = {*signature_of(kind).options}

@@ -110,7 +110,7 @@ class ImageFolder(ImageSet):
         return {self.wanted if self.wanted and self._are_others() else "train": self.root}
 
     def _are_others(self) -> bool:
-        """Whether the images lie elsewhere than those that the model learned from, and are no copy of them."""
+        """Whether the images lie elsewhere than those that the model learned from, and are no exact copy of them."""
         try:
             return self.learned is not None and self.learned != replace(self, in_memory=False).fingerprint()
         except UserError:  # too few to be cut
@@ -138,7 +138,8 @@ class ImageFolder(ImageSet):
                 f"would be used with --data.root={self.root.parent}"
             )
         elif split not in (None, "train"):
-            notes.append(f"data.root={self.root} has no folders of splits: all of its images are taken as {split}")
+            whole = f"data.root={self.root} has no folders of splits: all of its images are taken as {split}"
+            notes.append(f"{whole} (if it holds images of the training, the accuracy is too high)")
         return "; ".join(notes)
 
     def check(self) -> None:
