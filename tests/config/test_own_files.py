@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 from runs import REPOSITORY
 
-from vit_lightning.config.own_files import _imported, changed_files, digests, keep_own_files, use_files
+import vit_lightning
+from vit_lightning.config.own_files import _imported, _is_own, changed_files, digests, keep_own_files, use_files
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 
@@ -241,6 +243,15 @@ def test_a_file_that_a_run_has_imported_late_is_known_to_have_changed(in_folder)
     assert not changed_files(run)
     (in_folder / "one" / "late.py").write_text("SCALE = 2\n")
     assert list(changed_files(run)) == ["late.py"]
+
+
+@pytest.mark.parametrize("place", [Path(vit_lightning.__file__).parent, Path(sysconfig.get_path("stdlib"))], ids=str)
+def test_files_of_a_folder_whose_name_begins_as_an_installed_one_are_the_user_s(place):
+    use_files([place.parent])
+    try:
+        assert [_is_own(f"{folder}/net.py") for folder in (place, f"{place}_mine")] == [False, True]
+    finally:
+        use_files()
 
 
 def test_an_error_of_a_loss_or_an_optimizer_in_the_check_names_file_and_line(in_folder):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -22,7 +23,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 
 Folders = tuple[Path, ...]
 
-_INSTALLED = (str(Path(vit_lightning.__file__).parent), sysconfig.get_path("stdlib"))
+_INSTALLED = tuple(f"{place}{os.sep}" for place in (Path(vit_lightning.__file__).parent, sysconfig.get_path("stdlib")))
 
 _used: Folders = ()
 """The folders that imports search now."""
