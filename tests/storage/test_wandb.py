@@ -146,9 +146,64 @@ def test_a_fault_of_w_and_b_is_noted_and_raises_nothing(tmp_path):
 
 def test_keys_in_a_config_are_masked(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", SECRET)
+    monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-longer")
     monkeypatch.setenv("DB", "p://u:hunter2@h/d")
     given = {"hub_token": "x", "class_token": True, "root": [f"/a/{SECRET}", "https://me:hunter2@h/x"], "lr": 0.1}
     assert masked(given) == {"hub_token": "***", "class_token": True, "root": ["/a/***", "https://h/x"], "lr": 0.1}
+    assert masked(f"{SECRET}-longer") == "***"
+    named = {"secret_key": "my key", "aws_secret_access_key": "x", "X-Api-Key": "x", "Authorization": "Bearer x"}
+    assert set(masked(named).values()) == {"***"}
+
+
+@pytest.mark.parametrize("form", ["hf_{}", "ghp_{}", "github_pat_{}", "wandb_v1_{}"])
+def test_keys_are_masked_by_their_form(form):
+    assert masked({"notes": f"uses {form.format('aB3' * 8)}."}) == {"notes": "uses ***."}
+
+
+def test_forty_digits_are_a_key_unless_they_are_a_commit():
+    assert masked(["--x", KEY, f"key {KEY}"]) == ["--x", "***", "key ***"]
+    known = {"commit": KEY, "notes": f"commit {KEY}, sha={KEY}", "init_from": f"hf-hub:me/vit@{KEY}"}
+    assert masked({**known, "revision": KEY, "digest": "0f" * 32}) == {**known, "revision": KEY, "digest": "0f" * 32}
+
+
+def test_keys_in_a_text_are_masked():
+    """As in an error's text, and in a command, whose words have nulls between them."""
+    assert masked("no: {'api_key': 'KEY'}, token=KEY at") == "no: {'api_key': '***'}, token=*** at"
+    assert masked("pool=cls needs class_token=true") == "pool=cls needs class_token=true"
+    words = ["--hub_token", "my key", "--class_token=true", "--key={a: {Authorization: Bearer KEY}}", "--api_key=a,b;c"]
+    kept = ["--hub_token", "***", "--class_token=true", "--key={a: {Authorization: Bearer ***", "--api_key=***"]
+    assert masked("\0".join(["fit", *words])).split("\0") == ["fit", *kept]
+
+
+KEYED = """from lightning.pytorch import Callback
+
+
+class Mine(Callback):
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 1:
+            raise ValueError(f"no answer to api_key={self.api_key}")
+"""
+
+
+def test_a_key_in_a_flag_is_masked_in_config_command_alert_and_artifact(tmp_path):
+    (tmp_path / "parts.py").write_text(KEYED)
+    mine = '--trainer.callbacks=[{"class_path":"parts.Mine","init_args":{"api_key":"my-own-key"}}]'
+    fit(tmp_path, mine, "--wandb.log_model=true", "--test=false")
+    told = records_of(tmp_path / "run")
+    (shown,) = told["config"]["trainer"]["callbacks"]
+    assert shown["init_args"] == {"api_key": "***"}
+    assert mine.replace("my-own-key", "***") in told["environment"]["args"]
+    (versions,) = (found for found in told["artifacts"].values() if found[0]["type"] == "model")
+    configs = [yaml.safe_load(Path(version["files"]["config.yaml"]).read_text()) for version in versions]
+    assert [config["trainer"]["callbacks"] for config in configs] == [[shown], [shown]]
+    assert configs[0]["model"]["init_args"]["emb_size"] == 16
+    failed = start(tmp_path, "fit", *SMALL, mine, "--out=bad", "--trainer.max_epochs=2").finish()
+    assert failed.returncode == 1
+    ((_, _, text),) = records_of(tmp_path / "bad")["alerts"]
+    assert text.endswith("no answer to api_key=***")
 
 
 def test_disabled_leaves_nothing_and_sending_later_needs_a_run_and_a_key(tmp_path):

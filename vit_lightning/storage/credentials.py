@@ -1,4 +1,4 @@
-"""Keys and passwords, which are in no file of a run and go nowhere else."""
+"""Keys and passwords: those of the environment are in no file of a run, and none that can be told goes to W&B."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from typing import Any
 _SECRET_NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PGPASS|PASS|PAT|CREDENTIALS?)(_|$)", re.IGNORECASE
 )
-_OPTION = re.compile(r"(^|_)(api_?key|token|secret|passw(or)?d|credentials?)$", re.IGNORECASE)
-"""Names of options whose texts are keys."""
+_NAMED = re.compile(
+    r"((?:(?:api|secret|access|private)[_-]?key|token|secret|passw(?:or)?d|credentials?|authorization)[\"']?"
+    r"(?:\0|[=:]\s*[\"']?(?:(?:bearer|basic)\s+)?))(?!(?:true|false|none|null)\b|--)(?:(?<=\0)[^\0]+|[^\s\"'\0]+)",
+    re.IGNORECASE,
+)
+"""Texts of options named like a key, which are whole after a null."""
+_FORM = re.compile(
+    r"\b(?:wandb_v\d_|github_pat_)\w{16,}|\b(?:hf_|gh[pousr]_)[A-Za-z0-9]{16,}"
+    r"|(?<!commit[=: \0])(?<!revision[=: \0])(?<!sha[=: \0])(?<![@/\w])[0-9a-f]{40}\b"
+)
+"""Keys of W&B, GitHub and Hugging Face; 40 hexadecimal digits may be a commit too."""
 _IN_ADDRESS = re.compile(r"\w://[^/\s:@]*:([^/\s@]{6,})@")
 """Password in an address, such as that of DATABASE_URL."""
 
@@ -29,17 +38,21 @@ def secrets_of_environment() -> dict[str, str]:
 
 def without_credentials(url: str) -> str:
     """Returns a URL without user name and password."""
-    return re.sub(r"(\w://)[^/\s@]+@", r"\1", url)
+    return re.sub(r"(\w://)[^/\s@\0]+@", r"\1", url)
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """Returns plain data with ``***`` for texts of options named like a key, and for secrets of the environment."""
+    """Returns plain data with ``***`` for keys: by the name or the form of a text, or those of the environment.
+
+    A text may hold several with nulls between them, such as the words of a command.
+    """
     if isinstance(value, Mapping):
         return {key: masked(item, str(key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [masked(item, name) for item in value]
     if not isinstance(value, str):
         return value
-    for secret in secrets_of_environment().values():
+    for secret in sorted(secrets_of_environment().values(), key=len, reverse=True):  # one may begin another
         value = value.replace(secret, "***")
-    return "***" if _OPTION.search(name) else without_credentials(value)
+    text = _NAMED.sub(r"\1***", f"{name}\0{without_credentials(value)}")
+    return _FORM.sub("***", text).partition("\0")[2]

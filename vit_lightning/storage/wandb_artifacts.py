@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vit_lightning.storage.checkpoint_files import BEST, LAST, read_checkpoint
 from vit_lightning.storage.credentials import masked
 from vit_lightning.storage.wandb_sources import WANDB
@@ -18,7 +20,7 @@ UPLOAD_SECONDS = 900
 def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None:
     """Logs the last and the best checkpoint of a run folder as versions of one artifact, and what they were made of.
 
-    A version has the checkpoint at its place in a run folder, and ``config.yaml``, so that it can be used as one.
+    A version has the checkpoint at its place in a run folder, and ``config.yaml`` without keys: it can be used as one.
     """
     versions: list[Any] = []
     for alias, place in (("last", LAST), ("best", BEST)):
@@ -26,8 +28,9 @@ def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None
             continue
         checkpoint = read_checkpoint(folder / place)
         artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=masked(facts_of(checkpoint)))
-        for name in (place, "config.yaml"):
-            artifact.add_file(str(folder / name), name=str(name), policy="immutable")
+        artifact.add_file(str(folder / place), name=str(place), policy="immutable")
+        with artifact.new_file("config.yaml") as file:
+            yaml.safe_dump(masked(checkpoint["config"]), file, sort_keys=False)
         if not versions and not run.offline:
             _use_sources(wandb, run, checkpoint)
         versions.append(run.log_artifact(artifact, aliases=[alias]))

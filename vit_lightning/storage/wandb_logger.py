@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,11 +118,14 @@ class RunLogger(WandbLogger):
         if self._has_begun or (self.config.mode or os.environ.get("WANDB_MODE")) == "disabled":
             return
         self._has_begun = True
+        given, sys.argv = sys.argv, masked("\0".join(sys.argv)).split("\0")  # the command, as W&B shows it
         with self._paused():
             try:
                 self._start()
             except Exception as fault:  # training must start without W&B as well
                 self.fault = first_line(fault)
+            finally:
+                sys.argv = given
             self._say(self.hint().partition("; ")[0])
 
     def _start(self) -> None:
@@ -226,7 +230,7 @@ class RunLogger(WandbLogger):
 
     def alert(self, title: str, text: str, level: Literal["INFO", "WARN", "ERROR"] = "INFO") -> None:
         """Sends an alert, which W&B hands on by e-mail or Slack to those who want it."""
-        self._try(lambda run: run.alert(title[:63], text, level))
+        self._try(lambda run: run.alert(title[:63], masked(text), level))
 
     @rank_zero_only
     def finish(self, exit_code: int = 0, fault: BaseException | None = None) -> None:
