@@ -11,6 +11,7 @@ import pytest
 from processes import Running, command
 from runs import SMALL
 
+from vit_lightning import signals
 from vit_lightning.errors import Diverged
 from vit_lightning.storage import wandb_logger
 from vit_lightning.storage.metrics import read_metrics
@@ -21,7 +22,8 @@ SECRET = "a-secret-that-is-nobody-s-business"
 
 
 def patient_command(*arguments: str) -> None:
-    """Runs the command, with TEST_FINISH_SECONDS for the last uploads to W&B."""
+    """Runs the command, with TEST_FINISH_SECONDS for the last uploads to W&B, and TEST_LIMIT after a signal."""
+    signals.LIMIT = float(os.environ.pop("TEST_LIMIT", signals.LIMIT))
     wandb_logger.FINISH_SECONDS = float(os.environ.pop("TEST_FINISH_SECONDS", wandb_logger.FINISH_SECONDS))
     command(*arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -302,6 +303,17 @@ def test_a_server_that_dies_in_mid_run_keeps_nothing_from_the_run(tmp_path, serv
     assert "it lacks some of it (" in finished(process)
     assert len(server.rows) < len(steps(tmp_path / "run"))
     assert (tmp_path / "run/results.json").is_file()
+
+
+def test_how_to_resume_is_said_though_a_server_that_died_takes_all_the_time_after_a_signal(tmp_path, server):
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url, "TEST_LIMIT": "2"}
+    process = start(tmp_path, "fit", *SMALL, "--out=run", "--trainer.max_epochs=400", **online)
+    until(lambda: server.rows)
+    server.die()
+    os.kill(process._process.pid, signal.SIGTERM)
+    result = process.finish()
+    assert (result.returncode, result.stderr) == (143, "lightning: stopped by SIGTERM\n")
+    assert "stopped; to resume: lightning fit --resume run\n" in result.stdout
 
 
 def test_a_run_that_is_killed_is_one_run_there_with_each_step(tmp_path, server):

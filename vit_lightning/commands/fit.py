@@ -300,10 +300,10 @@ def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
     try:
         yield
     except BaseException as fault:
-        run.wandb.finish(exit_code=1, fault=fault)
-        if isinstance(fault, KeyboardInterrupt | SystemExit):
+        if isinstance(fault, KeyboardInterrupt | SystemExit):  # before an upload that may take all the time there is
             say(f"stopped; to resume: lightning fit --resume {shlex.quote(str(run.folder))}")
             fault.add_note("printed")
+        run.wandb.finish(exit_code=1, fault=fault)
         if isinstance(fault, DamagedImage):
             fault.problems.append(f"{SKIPPED}; the run folder is {run.folder}")
         is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
