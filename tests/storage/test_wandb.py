@@ -131,17 +131,27 @@ def test_divergence_failure_and_preemption_are_told(tmp_path):
 
 
 class Broken:
+    logged = 0
+    ended: int | None = None
+
     def log(self, *_: Any) -> None:
+        self.logged += 1
         raise BrokenPipeError("wandb-core has gone")
+
+    def finish(self, exit_code: int) -> None:
+        self.ended = exit_code
+        raise BrokenPipeError("again")
 
 
 def test_a_fault_of_w_and_b_is_noted_and_raises_nothing(tmp_path):
-    run = RunLogger(tmp_path, "a", WandbConfig(mode="offline"), {})
-    run._experiment, run._has_begun, run.mode = Broken(), True, "online"
+    run, broken = RunLogger(tmp_path, "a", WandbConfig(mode="offline"), {}), Broken()
+    run._experiment, run._has_begun, run.mode = broken, True, "online"
     for _ in range(2):
         run.log_metrics({"a": 1.0}, 1)
+    run.experiment.log({"by": "the user"})
     run.log_results({"steps": 2})
-    run.finish()
+    run.finish(1)
+    assert (broken.logged, broken.ended) == (1, 1)
     assert f"lacks some of it (wandb-core has gone): wandb sync {tmp_path}/wandb/run-*" in run.hint()
 
 

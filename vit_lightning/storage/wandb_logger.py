@@ -109,8 +109,8 @@ class RunLogger(WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """Run of wandb; before the start and without W&B one that drops everything, since Lightning asks for it."""
-        return self._experiment or DummyExperiment()
+        """Run of wandb; before the start, after a fault, without W&B one that drops all, as Lightning asks for it."""
+        return (not self.fault and self._experiment) or DummyExperiment()
 
     @rank_zero_only
     def start(self) -> None:
@@ -182,14 +182,14 @@ class RunLogger(WandbLogger):
             run.log_code(str(self.folder))
         self._experiment, self.mode, self.url = run, mode, run.url or ""
 
-    def _try(self, call: Callable[[Any], object]) -> None:
-        """Calls what logs to the run; after a fault of W&B nothing more is logged."""
+    def _try(self, call: Callable[[Any], object], *, ends: bool = False) -> None:
+        """Calls what logs to the run or ends it; after a fault of W&B nothing more is logged."""
         self.start()
-        if self._experiment is not None:
+        if self._experiment is not None and (ends or not self.fault):
             try:
                 call(self._experiment)
             except Exception as fault:
-                self.fault, self._experiment = first_line(fault), None
+                self.fault = self.fault or first_line(fault)
 
     def _log(self, make: Callable[[Any], Mapping[str, Any]], step: int | None = None) -> None:
         """Logs what a function of the module wandb returns."""
@@ -245,7 +245,7 @@ class RunLogger(WandbLogger):
         elif self._has_begun and getattr(fault, "code", None) in PREEMPTED["WANDB_SWEEP_ID" in os.environ :]:
             self._try(lambda run: run.mark_preempting())
         if self._experiment is not None:
-            self._try(lambda run: run.finish(exit_code))
+            self._try(lambda run: run.finish(exit_code), ends=True)
             self._experiment = None
 
     def hint(self) -> str:
