@@ -81,15 +81,19 @@ def end_runs() -> None:
         end_run(name, SystemExit(code))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_SWEEP_ID", "sweep1")
+        patch.setenv("WANDB_DATA_DIR", "given")
         for name, code in (("stopped", 143), ("again", 138)):  # the first one by the agent
             patch.setenv("WANDB_RUN_ID", name)
             end_run(name, SystemExit(code))
+        assert os.environ["WANDB_DATA_DIR"] == "given"
 
 
 def end_run(name: str, fault: BaseException) -> None:
     Path(name).mkdir()
     run = RunLogger(Path(name), name, WandbConfig(mode="offline"), {})
+    staged = os.environ.get("WANDB_DATA_DIR", str(Path(name).resolve() / "wandb"))
     run.start()
+    assert os.environ["WANDB_DATA_DIR"] == staged
     run.finish(1, fault)
 
 

@@ -31,6 +31,7 @@ STEP = "trainer/global_step"
 """Key of a row for its step, as Lightning has it: W&B's own counts rows."""
 START_SECONDS, FINISH_SECONDS = 5.0, 30.0
 """Seconds that W&B's server may take at the start, before the run is offline, and for the last uploads."""
+DATA_DIR = "WANDB_DATA_DIR"
 PREEMPTED = (128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 """Exit codes of a run that a cluster has stopped."""
 
@@ -72,7 +73,7 @@ class WandbConfig:
 class RunLogger(WandbLogger):
     """Lightning's ``WandbLogger`` of a run folder, with pictures, tables, results and checkpoints of the run.
 
-    It starts with the first row, since its import takes as long as some epochs: online with an API key if the server
+    It starts after the first batch, since its import takes as long as some epochs: online with an API key if the server
     answers in seconds, else offline. After a fault of W&B it logs no more, and training goes on.
 
     Args:
@@ -102,6 +103,7 @@ class RunLogger(WandbLogger):
         self.fault = ""
         """Error of W&B after which nothing more was logged."""
         self._say, self._paused = say, paused
+        self._data_dir = str(folder.resolve() / "wandb")
         self._has_begun = False
         self._wandb: Any = None
         self._experiment: Any = None
@@ -147,7 +149,7 @@ class RunLogger(WandbLogger):
 
     def _start_in(self, mode: Literal["online", "offline"]) -> None:
         wandb, given = silent_wandb(), self.config
-        os.environ.setdefault("WANDB_DATA_DIR", str(self.folder.resolve() / "wandb"))  # of offline tables, else at home
+        os.environ.setdefault(DATA_DIR, self._data_dir)  # of offline tables, else at home
         run = wandb.init(
             dir=self.folder,
             id=self.run_id,
@@ -247,6 +249,8 @@ class RunLogger(WandbLogger):
         if self._experiment is not None:
             self._try(lambda run: run.finish(exit_code), ends=True)
             self._experiment = None
+        if os.environ.get(DATA_DIR) == self._data_dir:  # of this run alone, not of the next one in this process
+            del os.environ[DATA_DIR]
 
     def hint(self) -> str:
         """Returns a line that says where the run is, how to view it, and how to send what W&B lacks."""
