@@ -340,6 +340,37 @@ def test_a_run_that_is_killed_is_one_run_there_with_each_step(tmp_path, server):
     assert {row[STEP] for row in server.rows.values() if STEP in row} >= {*list(known)[-100:]}
 
 
+KILLED = """import os
+from lightning.pytorch import Callback
+from vit_lightning.storage.wandb_logger import RunLogger
+
+
+class Mine(Callback):
+    def on_train_start(self, trainer, module):
+        RunLogger.log_results = lambda *_: os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_run_that_is_killed_behind_its_results_sends_them_when_it_is_resumed(tmp_path, server):
+    (tmp_path / "parts.py").write_text(KILLED)
+    online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+    flags = ("--out=run", "--wandb.log_model=true", "--trainer.callbacks=[parts.Mine]")
+    assert start(tmp_path, "fit", *SMALL, *flags, **online).finish().returncode == -9
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert not server.artifacts
+    assert finished(start(tmp_path, "fit", "--resume=run", **online)).startswith("run is finished already\n")
+    (run_id,) = server.runs
+    names = [sent["artifactCollectionName"] for sent in server.artifacts]
+    assert names.count(f"model-{run_id}") == 2
+    assert [name for name in names if name.startswith(f"run-{run_id}-validationpredictions-")]
+    assert server.summary["test/acc"] == pytest.approx(results["test/acc"])
+    assert server.summary["val/acc"] == pytest.approx({"max": results["val/acc"], "best": results["val/acc"]})
+    assert server.config["model"]["init_args"]["emb_size"] == 16
+    asked = len(server.operations)
+    finished(start(tmp_path, "fit", "--resume=run", **online))
+    assert len(server.operations) == asked, "it has been sent"
+
+
 def test_a_run_of_an_agent_has_the_agent_s_id_and_project_everywhere(tmp_path, server):
     """As ``wandb agent`` starts it: wandb takes id, project and entity from there, whatever it is given."""
     place = {"WANDB_SWEEP_ID": "sweep1", "WANDB_RUN_ID": "agent1", "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team"}

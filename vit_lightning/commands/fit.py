@@ -102,6 +102,9 @@ def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
             say(f"{resumed.folder} is finished already")
             with foreign(resumed.folder):
                 print_summary(resumed.folder, resumed.results)
+            wandb = RunLogger(resumed.folder, run_id(resumed.folder), experiment.settings.wandb, experiment.config, say)
+            if wandb.unsent.exists():
+                end_in_wandb(wandb, resumed.results)
             return resumed.results
         trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:
@@ -233,10 +236,15 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         say(_stopped_early(trainer))
         if left_out := sum(map(len, data.bad_images.values())):
             say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
-        run.wandb.log_results(results)
-    run.wandb.finish()
-    say(run.wandb.hint())
+    end_in_wandb(run.wandb, results)
     return results
+
+
+def end_in_wandb(wandb: RunLogger, results: Results) -> None:
+    """Sends the results of a finished run to W&B, and ends it there."""
+    wandb.log_results(results)
+    wandb.finish()
+    say(wandb.hint())
 
 
 def _memory_note(run: Run) -> str:

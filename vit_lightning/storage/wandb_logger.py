@@ -103,6 +103,8 @@ class RunLogger(WandbLogger):
         self.fault = ""
         """Error of W&B after which nothing more was logged."""
         self._say, self._paused = say, paused
+        self.unsent = folder / "wandb" / "unsent"
+        """File that is there until W&B has all of the run."""
         self._data_dir = str(folder.resolve() / "wandb")
         self._has_begun = False
         self._wandb: Any = None
@@ -173,6 +175,7 @@ class RunLogger(WandbLogger):
                 disable_code=not given.code,
             ),
         )
+        self.unsent.touch()
         chosen = self.run_config.get("checkpoint") or {}
         best = {name: (goal_of(name) or "max")[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
         best |= {chosen.get("monitor", "val/acc"): chosen.get("mode", "max")}
@@ -249,6 +252,8 @@ class RunLogger(WandbLogger):
         if self._experiment is not None:
             self._try(lambda run: run.finish(exit_code), ends=True)
             self._experiment = None
+            if not (exit_code or self.fault):
+                self.unsent.unlink(missing_ok=True)
         if os.environ.get(DATA_DIR) == self._data_dir:  # of this run alone, not of the next one in this process
             del os.environ[DATA_DIR]
 
