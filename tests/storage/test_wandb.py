@@ -313,6 +313,7 @@ def test_a_server_that_dies_in_mid_run_keeps_nothing_from_the_run(tmp_path, serv
     assert "it lacks some of it (" in finished(process)
     assert len(server.rows) < len(steps(tmp_path / "run"))
     assert (tmp_path / "run/results.json").is_file()
+    assert (tmp_path / "run/wandb/unsent").is_file(), "a resume sends them"
 
 
 def test_how_to_resume_is_said_though_a_server_that_died_takes_all_the_time_after_a_signal(tmp_path, server):
