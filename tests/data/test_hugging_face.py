@@ -176,6 +176,9 @@ configs: [{config_name: small, data_files: small/*.parquet}, {config_name: large
 """
 
 
+PARTS = ", ".join(f"{{split: {split}, path: small/*.parquet}}" for split in ("train", "extra", "hard_test"))
+
+
 class Hub(ThreadingHTTPServer):
     """A server that answers for the set me/set as the hub does: ``commits`` has the files of each, the last is main."""
 
@@ -246,6 +249,7 @@ def test_a_set_of_the_hub_is_pinned_to_the_commit_that_was_loaded(tmp_path, monk
         table = (tmp_path / "one.parquet").read_bytes()
         hub.commits[commit] = {"README.md": CARD.encode(), "small/train.parquet": table}
     newest = hub.commits.pop(new)
+    newest["README.md"] = CARD.replace("small/*.parquet", f"[{PARTS}]").encode()
     flags = ["--data.class_path=HuggingFaceSet", "--data.path=me/set", "--data.name=small", "--data.image_size=8"]
     flags += [f"--data.cache={tmp_path / 'cache'}", "--model.patch_size=4", "--model.emb_size=8", "--model.depth=1"]
     began = resolve([*flags, "--model.num_heads=1"])
@@ -257,6 +261,7 @@ def test_a_set_of_the_hub_is_pinned_to_the_commit_that_was_loaded(tmp_path, monk
     assert again.config == began.config
     now = of(tmp_path, Path("me/set"), name="small")
     assert now.class_names == ["cat", "emu"]
+    assert now.notice == "data.path=me/set: hard_test is taken as test; without use: extra"
     assert now.pinned() == {"revision": new}
     with pytest.raises(UserError, match=r"path=me/set cannot be loaded: .*nowhere"):
         of(tmp_path, Path("me/set"), revision="nowhere").check()

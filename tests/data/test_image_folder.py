@@ -48,10 +48,21 @@ def test_splits_come_from_folders_or_are_cut_from_training(tmp_path, splits, siz
     assert data.class_names == list(CLASSES)
 
 
-def test_a_folder_beside_training_is_no_split_by_a_part_of_its_name(tmp_path):
-    data = ImageFolder(root=make_folder(tmp_path, "train", "test_old"), image_size=8)
-    assert [len(files(data, split)) for split in ("train", "val", "test")] == [21, 3, 6]
-    assert data.notice == f"{tmp_path}: left out 1 folder test_old"
+@pytest.mark.parametrize(
+    ("beside", "sizes", "said"),
+    [
+        (["hard_test"], [27, 3, 30], "hard_test is taken as test"),
+        (["test_clean", "pred"], [27, 3, 30], "test_clean is taken as test; {}: left out 1 folder pred"),
+        (["test", "test_old"], [27, 3, 30], "left out 1 folder test_old"),
+        (["test_a", "test_b"], [21, 3, 6], "left out 1 folder test_a, 1 folder test_b"),
+    ],
+    ids=str,
+)
+def test_of_folders_whose_names_tell_it_by_a_part_the_only_one_is_a_split(tmp_path, beside, sizes, said):
+    data = ImageFolder(root=make_folder(tmp_path, "train", *beside), image_size=8)
+    assert [len(files(data, split)) for split in ("train", "val", "test")] == sizes
+    assert {path.parent.parent.name for path in files(data, "test")} == {beside[0] if sizes[2] == 30 else "train"}
+    assert data.notice == f"{tmp_path}: {said.format(tmp_path)}"
 
 
 @pytest.mark.parametrize("split", ["", "train"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.classes import SHOWN, in_order, one_form
-from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, unseen
+from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, taken_by_a_part, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, first_line, foreign
@@ -86,6 +86,7 @@ class HuggingFaceSet(ImageSet):
     image_column: str = "image"
     label_column: str = "label"
     cache: Path = Path("data/huggingface")
+    _said = ""
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -111,7 +112,7 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        notes = [note] if (note := unseen(next(iter(self._labels.values())), self.class_names)) else []
+        notes = [*filter(None, [self._said, unseen(next(iter(self._labels.values())), self.class_names)])]
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
@@ -172,6 +173,8 @@ class HuggingFaceSet(ImageSet):
         if not named:
             problems.append(f"no split is named train or test (there are {', '.join(tables)})")
         refuse(problems, prefix=f"path={self.path}: ")
+        unused = [name for name in tables if name not in named.values()]
+        self._said = "; ".join([*taken_by_a_part(named), *[f"without use: {', '.join(unused)}"] * bool(unused)])
         return {split: [tables[name]] for split, name in named.items()}
 
     def _of_folder(self, datasets: Any) -> dict[Split, list[Any]]:

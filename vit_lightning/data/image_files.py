@@ -18,7 +18,7 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
-from vit_lightning.data.image_set import LEFT_BEHIND, ImageSet, by_split, files_in, is_seen, split_of
+from vit_lightning.data.image_set import LEFT_BEHIND, ImageSet, by_split, files_in, is_seen, split_of, taken_by_a_part
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
@@ -127,7 +127,9 @@ class ImageFolder(ImageSet):
 
     @property
     def notice(self) -> str:
-        notes = [f"{self.root}: {text}"] if (text := in_words(self._images[1])) else []
+        used = {split: folder for split, folder in self._folders.items() if folder != self.root}
+        said = taken_by_a_part({split: folder.relative_to(self.root).parts[0] for split, folder in used.items()})
+        notes = [f"{self.root}: {text}" for text in (*said, in_words(self._images[1])) if text]
         root = self.root.absolute()
         named = by_split(_class_folders(root.parent))[0].values()
         split = next((split for split, folder in self._folders.items() if folder == self.root), None)

@@ -3,7 +3,7 @@
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,18 +68,26 @@ def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
     """Returns which of some names mean a split, and what is wrong where two mean the same.
 
     Names such as ``signs_train`` and ``signs_test`` mean splits where all do, beside equal words, and one is training.
+    Beside ``train``, one such as ``hard_test`` does if it is the only one of its split.
     """
     names = list(names)
-    loosely = {split_of(name, whole=False): name for name in names}
+    found, loosely = (
+        {split: same for split in SPLITS if (same := [name for name in names if split_of(name, whole=whole) == split])}
+        for whole in (True, False)
+    )
+    single = {split: same for split, same in loosely.items() if len(same) == 1}
     beside = {frozenset(_words(name).difference(BESIDE, *SPLIT_NAMES.values())) for name in names}
-    if len(loosely) == len(names) and None not in loosely and "train" in loosely and len(beside) == 1:
-        return {split: name for split, name in loosely.items() if split}, []
-    found: dict[Split, list[str]] = {}
-    for name in names:
-        if split := split_of(name):
-            found.setdefault(split, []).append(name)
+    if len(single) == len(names) and "train" in single and len(beside) == 1:
+        found = single
+    elif "train" in found:
+        found = single | found
     twice = [f"{' and '.join(same)} both mean {split} (keep one)" for split, same in found.items() if len(same) > 1]
     return {split: same[0] for split, same in found.items()}, twice
+
+
+def taken_by_a_part(named: Mapping[Split, str]) -> list[str]:
+    """Returns what a run says of splits that a part of a name tells."""
+    return [f"{name} is taken as {split}" for split, name in named.items() if split_of(name) is None]
 
 
 def unseen(labels: Iterable[int], names: Sequence[str]) -> str:
