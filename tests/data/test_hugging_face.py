@@ -341,6 +341,17 @@ def test_classes_that_training_lacks_are_refused_and_numbers_are_said_to_be_equa
     data = of(tmp_path, tmp_path, val_share=0.2)
     assert shades(data)["test"] == {("cat", 40), ("dog", 120)}
     assert data.notice == f"data.path={tmp_path}: labels of test are numbers, in the order of the class names"
+    tested = of(tmp_path, tmp_path)
+    tested.wanted = "test"  # which needs no training images
+    assert (tested.class_names, tested.notice) == (THREE, data.notice)
+    assert tested.source_splits().keys() == {"test"}
+    rows("cat", "dog", "owl", labels={"cat": 7, "dog": 8, "owl": 9}).to_parquet(str(tmp_path / "train.parquet"))
+    rows("cat", "owl", labels={"cat": 7, "owl": 9}).to_parquet(str(tmp_path / "test.parquet"))
+    tested = of(tmp_path, tmp_path)
+    tested.wanted = "test"
+    assert (tested.class_names, tested.notice) == (["7", "8", "9"], "")
+    assert {*tested.source_splits()["test"].labels} == {0, 2}
+    rows(*THREE, names=THREE).to_parquet(str(tmp_path / "train.parquet"))
     rows("cat", "dog", labels={"cat": "cat", "dog": "fox"}).to_parquet(str(tmp_path / "test.parquet"))
     with pytest.raises(UserError, match=r"label of test holds fox \(.* those of training: cat, dog, owl\)"):
         of(tmp_path, tmp_path, val_share=0.2).dataset("train")

@@ -112,6 +112,17 @@ def test_folders_that_are_numbers_are_classes_in_order_of_value(tmp_path):
     assert [path.parent.name for path in data.source_splits()["train"].images] == data.class_names
 
 
+@pytest.mark.parametrize("wanted", ["val", "test"])
+def test_classes_are_those_of_training_where_a_test_lacks_some(tmp_path, wanted):
+    for place in ("train/0", "train/1", "train/5", "val/1", "val/5", "test/1", "test/5"):
+        write_images(tmp_path / place, 2)
+    data = ImageFolder(root=tmp_path, image_size=8)
+    data.wanted = wanted
+    assert data.class_names == ["0", "1", "5"]
+    assert data._source[wanted].labels == [1, 1, 2, 2]
+    assert data.take_classes(["0", "1", "5"], "the model") == ""
+
+
 def test_cuts_follow_split_seed(tmp_path):
     root = make_folder(tmp_path, "train")
     assert files(ImageFolder(root=root), "test") == files(ImageFolder(root=root), "test")

@@ -93,15 +93,20 @@ class HuggingFaceSet(ImageSet):
         return [str(value) for value in self._classes]
 
     @property
+    def _telling(self) -> Split:
+        """The split whose classes count: training where the source has it, also if a test needs no training images."""
+        return "train" if "train" in self._tables else next(iter(self._values))
+
+    @property
     def _named(self) -> list[str]:
-        """Names of the classes of all tables for training, if any; without training, of those that are needed."""
-        features = [table.features[self.label_column] for table in self._tables[next(iter(self._values))]]
+        """Names of the classes of all tables of the split that tells them, if any."""
+        features = [table.features[self.label_column] for table in self._tables[self._telling]]
         return list(dict.fromkeys(one_form(name) for one in features for name in getattr(one, "names", None) or ()))
 
     @cached_property
     def _classes(self) -> list[Any]:
         """Names of the classes, else all training labels in order."""
-        values = {*next(iter(self._values.values()))} - NO_LABEL
+        values = {*self._labelled[self._telling]} - NO_LABEL
         if self._named or not all(isinstance(value, str) for value in values):
             return self._named or sorted(value for value in values if isinstance(value, int) and value >= 0)
         return in_order(values)
@@ -112,7 +117,8 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        notes = [*filter(None, [self._said, unseen(next(iter(self._labels.values())), self.class_names)])]
+        notes = [self._said, unseen(self._labels["train"], self.class_names) if "train" in self._labels else ""]
+        notes = [*filter(None, notes)]
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
@@ -245,15 +251,20 @@ class HuggingFaceSet(ImageSet):
         return {split: [*of] for split, of in found.items() if split} or {"train": [*paths]}
 
     @cached_property
-    def _values(self) -> dict[Split, list[Any]]:
-        """Name of the class of each image, or its number."""
+    def _labelled(self) -> dict[Split, list[Any]]:
+        """Name of the class of each image, or its number, of each split with labels."""
         self.check()
         values = {
             split: [value for table in tables for value in _column(table, self.label_column)]
             for split, tables in self._tables.items()
         }
         # on the hub, -1 stands for the secret labels of a test: as if the split were not there
-        return self.needed({split: some for split, some in values.items() if split == "train" or {*some} - NO_LABEL})
+        return {split: some for split, some in values.items() if split == "train" or {*some} - NO_LABEL}
+
+    @cached_property
+    def _values(self) -> dict[Split, list[Any]]:
+        """What ``_labelled`` has of the splits that are needed."""
+        return self.needed(self._labelled)
 
     @cached_property
     def _labels(self) -> dict[Split, list[int]]:

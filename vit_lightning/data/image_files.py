@@ -88,7 +88,7 @@ class ImageFolder(ImageSet):
         super().__post_init__()
 
     @cached_property
-    def _folders(self) -> dict[Split, Path]:
+    def _there(self) -> dict[Split, Path]:
         """Folder of each split that has one.
 
         Raises:
@@ -104,9 +104,14 @@ class ImageFolder(ImageSet):
         if len({folder.resolve() for folder in folders.values()}) < len(folders):
             problems.append(f"two of {', '.join(map(str, folders.values()))} are the same folder")
         refuse(problems, prefix=f"root={self.root}: ")
-        if folders:
+        return folders
+
+    @cached_property
+    def _folders(self) -> dict[Split, Path]:
+        """Folder of each split that is needed."""
+        if self._there:
             link = self.root / (self.wanted or "train")
-            return self.needed(folders, f" (ln -s FOLDER {link}, where it has another name)")
+            return self.needed(self._there, f" (ln -s FOLDER {link}, where it has another name)")
         return {self.wanted if self.wanted and self._are_others() else "train": self.root}
 
     def _are_others(self) -> bool:
@@ -119,6 +124,8 @@ class ImageFolder(ImageSet):
     @cached_property
     def class_names(self) -> list[str]:
         folder, *_ = self._folders.values()
+        if _class_folders(train := self._there.get("train", folder)):  # also where a test needs no training images
+            folder = train
         names, least = in_order(_class_folders(folder)), 1 if self.wanted else 2
         if len(names) < least:
             text = f"must hold at least two folders, one for each class, found {len(names)}"
