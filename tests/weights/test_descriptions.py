@@ -461,5 +461,11 @@ def test_of_a_checkpoint_of_dino_the_teacher_counts_without_its_projection_head(
 def test_a_head_beside_a_backbone_is_its_head(prefix, tmp_path):
     weights, parent = timm_network().state_dict(), prefix.removesuffix("backbone.")
     named = {f"{parent if n.startswith('head.') else prefix}{n}": value for n, value in weights.items()}
-    torch.save({"state_dict": named}, tmp_path / "a.ckpt")
-    assert read_weights(tmp_path / "a.ckpt").tensors.keys() == weights.keys()
+    other = {n: torch.zeros_like(value) for n, value in weights.items() if parent and n.startswith("head.")}
+    for state in {**named, **other}, {**other, **named}:  # the outer head is another
+        torch.save({"state_dict": state}, tmp_path / "a.ckpt")
+        found = read_weights(tmp_path / "a.ckpt")
+        assert found.tensors.keys() == weights.keys()
+        assert all(torch.equal(value, weights[name]) for name, value in found.tensors.items())
+        beside = [f"state_dict.{name}" for name in other]
+        assert [*found.notes] == [f"left out, since they are beside the network: {', '.join(beside)}"] * bool(other)

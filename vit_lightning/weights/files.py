@@ -358,11 +358,12 @@ def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
         inside = _of_vit({name[len(prefix) :]: tensors[name] for name in within})
         if known := _known(inside):
             parent = re.sub(r"\w+\.$", "", prefix)
-            others = {name.removeprefix(parent): name for name in tensors if name not in within}
+            outside = [name for name in tensors if name not in within]  # of equal names those under the parent count
+            others = {n.removeprefix(parent): n for n in sorted(outside, key=lambda name: name.startswith(parent))}
             named = {name: tensors[whole] for name, whole in others.items() if not _is_beside(name)}
             heads = (_known({**named, **inside}) - inside.keys()) & named.keys()  # a head beside a backbone
             inside |= {name: named[name] for name in heads}
-            beside = [f"{place}{whole}" for name, whole in others.items() if name not in heads]
+            beside = [f"{place}{name}" for name in outside if name not in {others[head] for head in heads}]
             yield _Candidate(place + prefix, inside, beside, len(known) + len(heads))
 
 
