@@ -84,9 +84,15 @@ class Own(Lit):
 
 
 class Counted(DM):
-    def __init__(self, num_classes=2):
+    def __init__(self, num_classes):
         super().__init__()
         self.num_labels = num_classes
+
+
+class OfTwo(Counted):
+    def __init__(self, num_classes=2):
+        super().__init__(num_classes)
+        self.num_classes = num_classes
 
 
 class Loaders(DM):
@@ -263,6 +269,8 @@ def test_facts_of_the_data_that_a_module_is_given_must_be_true(cli):
         resolve([*flags, "--data.num_classes=4"])
     given = ["--module={class_path: cli_parts.Lit, num_classes: 3}", "--data=cli_parts.Counted", "--test=false"]
     assert resolve(given).data.module.num_labels == resolve(given).data.num_classes == 3
+    with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 2 \(leave it out\)$"):
+        resolve([*given[:1], "--data=cli_parts.OfTwo", "--test=false"])
     with pytest.raises(UserError, match=r"^data.num_classes=None: give data.num_classes"):
         resolve(["--module=cli_parts.Lit", "--data=cli_parts.DM", "--test=false"])
 

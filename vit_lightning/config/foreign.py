@@ -97,7 +97,8 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
     """Returns a merged config with what LightningCLI takes where nothing is given, or from another place.
 
     A learning rate without a schedule is constant, the data are the loaders that a module has where none are given, a
-    LightningDataModule has the classes of the module, and the best checkpoint is that of the first ``ModelCheckpoint``.
+    LightningDataModule whose ``num_classes`` has no default has the classes of the module, and the best checkpoint is
+    that of the first ``ModelCheckpoint``.
 
     Args:
         config: the config.
@@ -115,7 +116,9 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
         more["data"] = {**data, **given}
     elif "num_classes" in given:
         kind = class_of(data.get("class_path"))
-        if issubclass(kind, LightningDataModule) and not issubclass(kind, ImageData):
+        own = signature_of(kind).options.get("num_classes")
+        is_told = own is not None and not own.required and own.default is not None
+        if issubclass(kind, LightningDataModule) and not issubclass(kind, ImageData) and not is_told:
             more["data"] = {"num_classes": given["num_classes"], **data}
     checkpoint = config.get("checkpoint") or {}
     if isinstance(checkpoint, dict) and "monitor" not in checkpoint:
