@@ -86,8 +86,9 @@ def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
 
 
 def taken_by_a_part(named: Mapping[Split, str]) -> list[str]:
-    """Returns what a run says of splits that a part of a name tells."""
-    return [f"{name} is taken as {split}" for split, name in named.items() if split_of(name) is None]
+    """Returns what a run says of validation and test splits that a part of a name tells."""
+    told = {split: name for split, name in named.items() if split != "train" and split_of(name) is None}
+    return [f"{name} is taken as {split}" for split, name in told.items()]
 
 
 def unseen(labels: Iterable[int], names: Sequence[str]) -> str:
