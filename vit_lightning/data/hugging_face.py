@@ -263,7 +263,7 @@ class HuggingFaceSet(ImageSet):
 
     @cached_property
     def _values(self) -> dict[Split, list[Any]]:
-        """What ``_labelled`` has of the splits that are needed."""
+        """Names or numbers of ``_labelled``, of the splits that are needed."""
         return self.needed(self._labelled)
 
     @cached_property
