@@ -40,6 +40,22 @@ def of(place: Path, tables: Path, **arguments: object) -> HuggingFaceSet:
 
 
 @installed
+def test_the_readme_of_a_folder_says_which_files_are_of_which_split(tmp_path):
+    """datasets#4578, #5209: as ``load_dataset`` reads it, in place of all files cut anew."""
+    tables = parquet(tmp_path, "train", "test")
+    (tables / "my-train-0.parquet").rename(tables / "data.parquet")
+    (tables / "my-test-0.parquet").rename(tables / "held.parquet")
+    splits = "[{split: train, path: data.parquet}, {split: test, path: held.parquet}]"
+    configs = f"[{{config_name: whole, data_files: {splits}}}, {{config_name: held, data_files: held.parquet}}]"
+    (tables / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
+    data = of(tmp_path, tables, name="whole")
+    data.setup("fit")
+    assert [data.image_count(split) for split in ("train", "val", "test")] == [36, 4, 40]
+    with pytest.raises(UserError, match=r"cannot be loaded: Config name is missing.*'whole', 'held'"):
+        of(tmp_path, tables).check()
+
+
+@installed
 def test_a_table_gives_the_images_of_the_folder_that_it_was_made_of(tmp_path):
     data = of(tmp_path, parquet(tmp_path, "train", "val", "test"))
     folder = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0)

@@ -126,7 +126,7 @@ class HuggingFaceSet(ImageSet):
     def check(self) -> None:
         """Checks that the source is there and has both columns."""
         if Path(self.path).is_dir():
-            given = {"name": self.name, "revision": self.revision}.items()
+            given = {"name": None if self._is_described else self.name, "revision": self.revision}.items()
             why = f"is for sets of the hub, and path={self.path} is a folder"
             refuse(f"{key}={value} {why}" for key, value in given if value is not None)
         problems, place = [], f"path={self.path}: "
@@ -174,7 +174,10 @@ class HuggingFaceSet(ImageSet):
                 raise
             here = f"is no folder, {self.cache} has no such set of the hub"
             raise UserError(f"path={self.path} {here}, and the hub cannot be reached ({why})") from fault
-        tables = builder.as_dataset()
+        return self._of_splits(builder.as_dataset())
+
+    def _of_splits(self, tables: Mapping[str, Any]) -> dict[Split, list[Any]]:
+        """Returns the tables of each split by the names that a set gives its splits."""
         named, problems = by_split(tables)
         if not named:
             problems.append(f"no split is named train or test (there are {', '.join(tables)})")
@@ -183,11 +186,21 @@ class HuggingFaceSet(ImageSet):
         self._said = "; ".join([*taken_by_a_part(named), *[f"without use: {', '.join(unused)}"] * bool(unused)])
         return {split: [tables[name]] for split, name in named.items()}
 
+    @property
+    def _is_described(self) -> bool:
+        """Whether the README.md of a folder says which files are of which split, as that of a set of the hub."""
+        card = Path(self.path, "README.md")
+        return card.is_file() and re.search(r"(?m)\A---$(?s:.*?)^configs:", card.read_text("utf-8")) is not None
+
     def _of_folder(self, datasets: Any) -> dict[Split, list[Any]]:
         """Loads the tables of a folder."""
         from pyarrow.parquet import read_schema
 
         root, there = Path(self.path), sorted(files_in(Path(self.path)))
+        if (card := root / "README.md").is_file() and re.search(
+            r"(?m)\A---$(?s:.*?)^configs:", card.read_text("utf-8")
+        ):
+            return self._of_splits(datasets.load_dataset(self.path, self.name, cache_dir=str(self.cache)))
         files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
         if not files:
             known = "Parquet files, no dataset of save_to_disk and no metadata.csv"

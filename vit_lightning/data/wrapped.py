@@ -193,10 +193,11 @@ class WrappedDataset(SplitData):
 
 
 def _class_names(dataset: Any) -> list[str] | None:
-    """Returns the names that a dataset has for its classes, if any."""
+    """Returns the names that a dataset has for its classes, if any: of ``class_to_idx`` first, which labels follow."""
     index = getattr(dataset, "class_to_idx", None) or {}
     names = getattr(dataset, "classes", None) or getattr(dataset, "class_names", None)
-    names = names or sorted(index, key=index.__getitem__) or None
+    if not names or sorted(index.values()) == [*range(len(names))]:  # ImageNet's has several names for a class
+        names = sorted(index, key=index.__getitem__) or names or None
     return None if names is None else [str(name) for name in names]
 
 
