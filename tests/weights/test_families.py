@@ -163,11 +163,11 @@ PEERS = [
 ]
 
 
-def output_of(network, batch):
+def output_of(network, batch, *, tokens=False):
     output = network(batch)
     if isinstance(output, torch.Tensor):
         return output
-    return output.logits if "logits" in output else output.last_hidden_state[:, 0]
+    return output.logits if "logits" in output else output.last_hidden_state[:, slice(None) if tokens else 0]
 
 
 def told(family, config, state):
@@ -207,7 +207,10 @@ def test_a_model_of_others_goes_in_and_out(family, make, config, tmp_path):
     vit = from_reference(state, family=family, config=config).eval()
     batch = images(3, vit.in_channels, *vit.image_size)
     inputs = [batch.clone().requires_grad_() for _ in range(2)]
-    ours, theirs = vit(inputs[0]), output_of(peer, inputs[1])
+    tokens = family.startswith("dino") and not vit.num_classes
+    ours = (vit.forward_features if tokens else vit)(inputs[0])
+    theirs = output_of(peer, inputs[1], tokens=tokens)
+    assert not tokens or torch.equal(vit(batch), ours[:, 0])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=atol)
     assert theirs.std() > 0.01
     ours.backward(images(*theirs.shape, seed=2))
@@ -234,7 +237,7 @@ def test_a_model_of_others_goes_in_and_out(family, make, config, tmp_path):
     exported, written = to_reference(vit, family=family)
     other = make(written).double().eval()
     other.load_state_dict(exported, strict=True)
-    torch.testing.assert_close(output_of(other, batch), theirs.detach(), rtol=0, atol=atol)
+    torch.testing.assert_close(output_of(other, batch, tokens=tokens), theirs.detach(), rtol=0, atol=atol)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -414,7 +417,9 @@ def test_files_of_meta_load_without_being_named(make, more, tmp_path):
     for size in ((16, 16), (8, 24)) if v3 else ((16, 16),):
         found.network.set_image_size(size)
         batch = images(2, 3, *size)
-        torch.testing.assert_close(found.network.double()(batch), output_of(peer, batch), rtol=0, atol=atol)
+        tokens = found.network.double().forward_features(batch)
+        torch.testing.assert_close(tokens, output_of(peer, batch, tokens=True), rtol=0, atol=atol)
+        assert torch.equal(found.network(batch), tokens[:, 0])
 
 
 def test_neighbours_and_a_linear_probe_run_on_dinov3(in_folder):
