@@ -16,7 +16,7 @@ OTHER = "nn.TransformerEncoder"
 
 def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_path, monkeypatch, capsys):
     path = tmp_path / "throughput.json"
-    rows = throughput.measure("tiny", precision="bf16", mode="inference", rounds=3, calls=2, names=[OTHER])
+    rows = throughput.measure("tiny", precision="fp32", mode="inference", rounds=3, calls=2, names=[OTHER])
     ours, other, square, own = rows
     assert [ours["name"], other["name"], square["kind"], own["kind"]] == ["ours", OTHER, *["matrix product"] * 2]
     assert ours["ours_over_this"] == {"median": 1.0, "low": 1.0, "high": 1.0}
@@ -27,7 +27,7 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_pat
     assert len(json.loads(path.read_text())) == 4, "a measurement replaces an earlier one of the same setting"
 
     call = [
-        *("throughput.py", "--shapes=tiny", "--precision=bf16", "--minutes=0", "--calls=1"),
+        *("throughput.py", "--shapes=tiny", "--precision=fp32", "--minutes=0", "--calls=1"),
         f"--peers={OTHER}",
         f"--out={path}",
     ]
@@ -40,7 +40,7 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_pat
     other = rows[5]
     assert throughput.fastest_peer(rows[4:], "tiny") == other
     assert f"**{throughput.interval(other)}**, {OTHER} |" in text
-    assert text.index("**training, bf16**") < text.index("**inference, bf16**")
+    assert text.index("**training, fp32**") < text.index("**inference, fp32**")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
