@@ -70,6 +70,20 @@ class Module(Untested):
     test_dataloader = Untested.val_dataloader
 
 
+class Chunks(Module):
+    calls = 0
+
+    def train_dataloader(self):
+        self.calls += 1
+        print("chunk", self.calls)
+        return super().train_dataloader()
+
+
+class Curriculum(Module):
+    def train_dataloader(self):
+        return DataLoader(self.set, 4 * (1 + self.trainer.current_epoch))
+
+
 class Lazy(LightningModule):
     def __init__(self):
         super().__init__()
@@ -166,12 +180,23 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, caps
         (["--data.class_path=my_scans.Module", "--data.augment=[RandomCrop]"], "data.augment: there is no such option"),
         (["--data.class_path=my_scans.Module", "--data.num_classes=1"], "num_classes=1"),
         (["--data=my_scans.Module", "--module=my_scans.Lazy"], "^module.layer.weight has no size before a first batch"),
+        (["--data=my_scans.Curriculum"], r"first batch \(needless with data.image_size and .*'current_epoch'"),
         (["--data.class_path=my_scans.Untested"], r"my_scans.Untested has no test_dataloader .*test=false"),
     ],
 )
 def test_mistakes_are_named_before_training(own, flags, message):
     with pytest.raises(UserError, match=message):
         resolve([flag for flag in (*FLAGS, *flags) if "Lazy" not in str(flags) or "--model." not in flag])
+
+
+def test_a_data_module_whose_first_batch_was_looked_at_trains_on_what_it_gives_first(own, capsys):
+    """PL#21492: one that gives another chunk at each call trained on the second."""
+    data = resolve([*FLAGS, "--data=my_scans.Chunks"]).data
+    data.setup("fit")
+    data.train_dataloader()
+    assert capsys.readouterr().out == "chunk 1\nchunk 1\n"
+    sizes = ["--data.image_size=8", "--data.in_channels=1"]
+    assert resolve([*FLAGS, "--data=my_scans.Curriculum", *sizes]).data.in_channels == 1
 
 
 def test_a_data_module_without_test_images_trains_with_test_false(own):

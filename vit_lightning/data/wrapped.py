@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -279,10 +280,12 @@ class WrappedDataModule(ImageData):
         size: Any = image_size or getattr(module, "image_size", None)
         channels = in_channels or getattr(module, "in_channels", None)
         if size is None or channels is None:
-            with of_others(f"{self.title}: its first batch: "), seeded():
-                module.prepare_data()
-                module.setup("fit")
-                batch = next(iter(module.train_dataloader()))
+            way_out = "needless with data.image_size and data.in_channels"
+            with of_others(f"{self.title}: its first batch ({way_out}): "), seeded():
+                tried = copy.deepcopy(module)  # one may give other loaders, or count, at each call
+                tried.prepare_data()
+                tried.setup("fit")
+                batch = next(iter(tried.train_dataloader()))
             shape = next((part.shape for part in tensors_in(batch) if part.ndim == 4), None)
             if shape is None:
                 lacking = "its first batch has no images (b, c, H, W)"
