@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import select
 import signal
@@ -191,3 +193,17 @@ def test_joined_parts_are_the_batch_and_its_images_are_copied_to_pinned_memory_o
     assert asked == [True]
     for name in ("images", "labels", "indices", "keys"):
         assert torch.equal(getattr(joined, name), getattr(whole, name))
+
+
+def test_workers_of_a_loader_that_is_collected_with_its_data_end_at_once():
+    """Its queues go first then, and torch would wait five seconds for each worker, and leave it."""
+    before = {*multiprocessing.active_children()}
+
+    def epoch() -> None:
+        data = Digits(num_workers=2, batch_size=64)
+        data.setup("fit")
+        assert sum(len(batch.labels) for batch in data.val_dataloader()) == data.image_count("val")
+
+    epoch()
+    gc.collect()
+    assert {*multiprocessing.active_children()} <= before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -358,8 +360,32 @@ class Loader:
         """Nothing to restore, see ``state_dict``."""
 
 
+PATIENCE = 3.0
+"""Seconds that a worker has to finish what it reads when its iterator is deleted."""
+
+
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _start(loader: Any) -> Any:
+    """Starts the workers of a DataLoader, which end as soon as their iterator is deleted."""
+    iterator = loader.__class__._get_iterator(loader)
+    if queues := getattr(iterator, "_index_queues", None):  # it has workers, and they are torch's
+        parts = iterator._workers, queues, iterator._workers_done_event
+        weakref.finalize(iterator, _release, os.getpid(), *parts).atexit = False
+    return iterator
+
+
+def _release(process: int, workers: Sequence[Any], queues: Sequence[Any], done: Any) -> None:
+    """Ends workers whose iterator goes with its queues: torch's own way would come behind these, and wait in vain."""
+    if os.getpid() == process:  # not in a worker of another loader, which has a copy
+        done.set()
+        for queue in queues:
+            with contextlib.suppress(ValueError):  # torch has closed it
+                queue.put(None)
+        for worker in workers:
+            worker.join(PATIENCE)
 
 
 def shield_workers(loader: Any) -> Any:
@@ -370,7 +396,7 @@ def shield_workers(loader: Any) -> Any:
     """
     if isinstance(loader, DataLoader):
         loader.worker_init_fn = partial(begin_worker, loader.worker_init_fn)
-        start = partial(type(loader)._get_iterator, weakref.proxy(loader))  # else it would live until it is collected
+        start = partial(_start, weakref.proxy(loader))  # else it would live until it is collected
         loader._get_iterator = withheld()(start)  # type: ignore[method-assign]  # until its workers ignore them
         Finalize(None, kill_workers, exitpriority=10)  # before multiprocessing waits for its children without any limit
     return loader
