@@ -30,15 +30,6 @@ CONFIGS = {
         "intermediate_size": 24,
         "num_labels": 5,
     },
-    "deit": {
-        "image_size": 8,
-        "patch_size": 4,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "num_labels": 5,
-    },
     "vit_pytorch": {
         "image_size": 8,
         "patch_size": 4,
@@ -86,6 +77,7 @@ CONFIGS = {
     },
     "einops_tutorial": {"img_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
 }
+CONFIGS["deit"] = CONFIGS["hf"]
 
 MORE = [
     ("timm_legacy", {"distilled": True, "representation_size": 7}),
