@@ -107,6 +107,8 @@ class RunLogger(WandbLogger):
         """File that is there until W&B has all of the run."""
         self._data_dir = str(folder.resolve() / "wandb")
         self._has_begun = False
+        self._best: dict[str, str] = {}
+        """Metrics whose best value of all steps W&B keeps, and whether it is the max or the min."""
         self._wandb: Any = None
         self._experiment: Any = None
 
@@ -177,11 +179,11 @@ class RunLogger(WandbLogger):
         )
         self.unsent.touch()
         chosen = self.run_config.get("checkpoint") or {}
-        best = {name: (goal_of(name) or "max")[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
-        best |= {chosen.get("monitor", "val/acc"): chosen.get("mode", "max")}
+        self._best = {name: (goal_of(name) or "max")[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
+        self._best |= {chosen.get("monitor", "val/acc"): chosen.get("mode", "max")}
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
-        for name, goal in best.items():  # kept in the summary, as val/acc.max
+        for name, goal in self._best.items():  # kept in the summary, as val/acc.max
             run.define_metric(name, step_metric=STEP, step_sync=True, summary=goal)
         if given.code:
             run.log_code(str(self.folder))
@@ -228,8 +230,9 @@ class RunLogger(WandbLogger):
 
         def summarise(run: Any) -> None:
             for name, value in values.items():
-                kept = run.summary.get(name)
-                run.summary[name] = {**kept, "best": value} if isinstance(kept, dict) else value
+                kept = run.summary.get(name)  # not there, if the process was killed before it was sent
+                of_rows = {**kept} if isinstance(kept, dict) else {}
+                run.summary[name] = {**of_rows, "best": value} if name in self._best else value
 
         self._try(summarise)
 
