@@ -308,6 +308,9 @@ class Waits(Callback):
         while trainer.global_step == 60 and not Path("goes_on").exists():
             time.sleep(0.05)
 """
+WAITS = (*SMALL, "--out=run", "--trainer.max_epochs=4", "--trainer.log_every_n_steps=1")
+WAITS += ("--trainer.callbacks=[parts.Waits]",)
+"""A run that waits at step 60 for a file."""
 
 
 def until(done: Any) -> None:
@@ -320,8 +323,7 @@ def until(done: Any) -> None:
 def test_a_server_that_dies_in_mid_run_keeps_nothing_from_the_run(tmp_path, server):
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url, "TEST_FINISH_SECONDS": "2"}
     (tmp_path / "parts.py").write_text(WAITING)
-    flags = ("--out=run", "--trainer.max_epochs=4", "--trainer.log_every_n_steps=1", "--trainer.callbacks=[parts.Waits]")
-    process = start(tmp_path, "fit", *SMALL, *flags, **online)
+    process = start(tmp_path, "fit", *WAITS, **online)
     until(lambda: server.rows)
     server.die()
     (tmp_path / "goes_on").touch()
@@ -345,8 +347,7 @@ def test_how_to_resume_is_said_though_a_server_that_died_takes_all_the_time_afte
 def test_a_run_that_is_killed_is_one_run_there_with_each_step(tmp_path, server):
     (tmp_path / "parts.py").write_text(WAITING)
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
-    flags = ("--out=run", "--trainer.max_epochs=4", "--trainer.log_every_n_steps=1", "--trainer.callbacks=[parts.Waits]")
-    process = start(tmp_path, "fit", *SMALL, *flags, **online)
+    process = start(tmp_path, "fit", *WAITS, **online)
     until(lambda: len(server.rows) > 40)
     process.kill()
     process.finish()
