@@ -24,7 +24,8 @@ from vit_lightning.cli import COMMANDS, main
 from vit_lightning.config.resolve import resolve
 
 PAGES = [
-    *(REPOSITORY / name for name in ("README.md", "experiments/README.md", ".github/CONTRIBUTING.md")),
+    *(REPOSITORY / name for name in ("README.md", ".github/CONTRIBUTING.md")),
+    *(REPOSITORY / f"experiments/{name}README.md" for name in ("", "benchmarks/")),
     *sorted((REPOSITORY / "notebooks").rglob("*.md")),
 ]
 GUIDE = [REPOSITORY / "README.md", *sorted((REPOSITORY / "notebooks").glob("*.md"))]
@@ -186,7 +187,7 @@ def test_every_config_trains(number, prepared, monkeypatch):
     assert main(["fit", *flags, *SHORT]) == 0
 
 
-# a whole ablation takes minutes: experiments/README.md has its result, and tests/ablation smaller ones
+# a whole ablation takes minutes: experiments/ablations has its result, and tests/ablation smaller ones
 @pytest.mark.full
 @pytest.mark.parametrize(
     "words",

@@ -4,11 +4,16 @@ import os
 import re
 import subprocess
 
+import pytest
 import yaml
 from runs import REPOSITORY
 from tensors import write_images
 
 README = (REPOSITORY / "README.md").read_text()
+WORDS = {
+    "README.md": 1_300,
+    "experiments/README.md": 3_000,
+}
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
 
 
@@ -24,8 +29,13 @@ def shape(line: str) -> str:
     )
 
 
-def test_the_readme_is_short_and_its_pictures_are_small():
-    assert len(README.split()) <= 1300
+@pytest.mark.parametrize("page", WORDS)
+def test_pages_keep_within_their_words(page):
+    words = {path: len(path.read_text().split()) for path in REPOSITORY.glob(page)}
+    assert sum(words.values()) <= WORDS[page], words
+
+
+def test_the_pictures_of_the_readme_are_small():
     assert not re.findall(r"@[A-Z]+@", README)
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
     assert pictures

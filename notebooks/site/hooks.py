@@ -44,12 +44,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that lie elsewhere, and the files to which any page links."""
     for path, place in PAGES.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
-    for file in list(files):
+    pages = list(files)
+    for file in pages:  # which grow: reports of studies have figures
         if file.src_uri.endswith((".md", ".ipynb")):
             for _, link, _ in LINK.findall(Path(file.abs_src_path).read_text(encoding="utf-8")):
                 path = os.path.normpath(os.path.join(os.path.dirname(_path(file.src_uri)), link))
                 if (ROOT / path).is_file() and files.get_file_from_path(_place(path)) is None:
-                    files.append(File.generated(config, _place(path), abs_src_path=str(ROOT / path)))
+                    pages.append(File.generated(config, _place(path), abs_src_path=str(ROOT / path)))
+                    files.append(pages[-1])
     return files
 
 
@@ -75,7 +77,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def _path(place: str) -> str:
     """Returns the path in the repository of a page of the site."""
-    return next((path for path, known in PAGES.items() if known == place), GUIDE + place)
+    usual = GUIDE + place if (ROOT / GUIDE / place).exists() else place
+    return next((path for path, known in PAGES.items() if known == place), usual)
 
 
 def _place(path: str) -> str:
