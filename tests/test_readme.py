@@ -13,6 +13,7 @@ README = (REPOSITORY / "README.md").read_text()
 WORDS = {
     "README.md": 1_300,
     "experiments/README.md": 3_000,
+    "experiments/benchmarks/README.md": 2_500,
 }
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
 

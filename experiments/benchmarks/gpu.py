@@ -6,7 +6,7 @@
 
 Each item is a process of its own. It is done when its JSON file, with rows, hardware, versions and command, lies in
 ``gpu/`` beside this script, where ``gpu.md`` has all as tables; without that file it is run again. Nothing needs a
-network; README.md beside this script says what each item answers. Exit code 1 if an item has failed.
+network; README.md beside this script lists what items answer. Exit code 1 if an item has failed.
 """
 
 from __future__ import annotations
