@@ -28,7 +28,7 @@ from timm.utils import CheckpointSaver
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from vit_lightning import load
+from vit_lightning import UserError, load
 from vit_lightning.cli import main
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
@@ -86,6 +86,49 @@ def of_transformers(config, kind="ViT", form="ForImageClassification"):
 def lucid_vit(config, kind=lucid.ViT):
     sizes = {name: tuple(config[name]) for name in ("image_size", "patch_size") if isinstance(config[name], list)}
     return kind(**{**config, **sizes})
+
+
+class OlderSimpleViT(lucid.SimpleViT):
+    """vit-pytorch's before its norms of patches: with the last norm in the head."""
+
+    def __init__(self, *, dim, num_classes, patch_norms=False, **sizes):
+        super().__init__(dim=dim, num_classes=num_classes, **sizes)
+        if not patch_norms:
+            self.to_patch_embedding = nn.Sequential(self.to_patch_embedding[0], self.to_patch_embedding[2])
+        self.transformer.norm = nn.Identity()
+        self.linear_head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, num_classes))
+
+
+class PreNorm(nn.Module):
+    def __init__(self, dim, fn):
+        super().__init__()
+        self.norm, self.fn = nn.LayerNorm(dim), fn
+
+    def forward(self, tokens):
+        return self.fn(self.norm(tokens))
+
+
+class OlderViT(lucid.ViT):
+    """vit-pytorch's before 2023: norms of the blocks outside, the last one in the head, a batch axis of positions."""
+
+    def __init__(self, *, dim, num_classes, pool="cls", **sizes):
+        super().__init__(dim=dim, num_classes=num_classes, **sizes)
+        self.pool = pool  # with its class token
+        self.to_patch_embedding = nn.Sequential(self.to_patch_embedding[0], self.to_patch_embedding[2])
+        for layer in self.transformer.layers:
+            layer[0].norm = nn.Identity()
+            layer[1].net = nn.Sequential(*layer[1].net[1:])
+            layer[0], layer[1] = PreNorm(dim, layer[0]), PreNorm(dim, layer[1])
+        self.transformer.norm = nn.Identity()
+        self.mlp_head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, num_classes))
+        self.pos_embedding = nn.Parameter(self.pos_embedding[None].detach())
+        self.cls_token = nn.Parameter(self.cls_token[None].detach())
+
+    def forward(self, images):
+        tokens = self.to_patch_embedding(images)
+        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.pos_embedding
+        tokens = self.transformer(tokens)
+        return self.mlp_head(tokens.mean(dim=1) if self.pool == "mean" else tokens[:, 0])
 
 
 class EncoderViT(nn.Module):
@@ -151,6 +194,10 @@ PEERS = [
         ("simple_vit", partial(lucid_vit, kind=lucid.SimpleViT), {**LUCID, **options})
         for options in ({}, {"dim_head": 12, "channels": 1}, {"heads": 1, "dim_head": 16})
     ),
+    ("simple_vit", partial(lucid_vit, kind=OlderSimpleViT), LUCID),
+    ("simple_vit", partial(lucid_vit, kind=partial(OlderSimpleViT, patch_norms=True)), LUCID),
+    ("vit_pytorch", partial(lucid_vit, kind=OlderViT), {**LUCID, "dim_head": 12, "channels": 1}),
+    ("vit_pytorch", partial(lucid_vit, kind=OlderViT), {**LUCID, "pool": "mean"}),
     ("torch_encoder", lambda config: EncoderViT(**config), {**TIMM, "depth": 3, "num_heads": 4, "mlp_ratio": 2.5}),
     ("dinov2", dinov2, HF),
     ("dinov2", dinov2, {**HF, "use_swiglu_ffn": True, "qkv_bias": False}),
@@ -234,6 +281,10 @@ def test_a_model_of_others_goes_in_and_out(family, make, config, tmp_path):
     assert set(back) == set(state)
     assert all(torch.equal(back[name], state[name]) for name in state)
     vit.reference = None  # as a model that was never theirs
+    if isinstance(peer, OlderSimpleViT | OlderViT):
+        with pytest.raises(UserError, match=f"final_norm=after_pool: {family} cannot express it"):
+            to_reference(vit, family=family)
+        return
     exported, written = to_reference(vit, family=family)
     other = make(written).double().eval()
     other.load_state_dict(exported, strict=True)

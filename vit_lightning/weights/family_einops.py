@@ -1,11 +1,11 @@
-"""ViTs written with einops: lucidrains' vit-pytorch (ViT now and before, SimpleViT), CRATE, whose code follows it, and
-the ViT of the einops tutorial, with both of its attentions, as written and corrected."""
+"""ViTs written with einops: lucidrains' vit-pytorch (ViT and SimpleViT, now and before), CRATE, whose code follows it,
+and the ViT of the einops tutorial, with both of its attentions, as written and corrected."""
 
 from __future__ import annotations
 
 from vit_lightning.sizes import side
 from vit_lightning.weights.fields import Field, choice, height, size, word
-from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options, Shapes
+from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, PATCHES, Options, Shapes
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 
 _NORM = "layernorm_1e-05"
@@ -32,10 +32,22 @@ def _read_projection(config: Config) -> Options:
     return {"projection": False, "projection_dropout": 0.0} if absent else {}
 
 
+def _matrix_names(options: Options, theirs: str) -> Names:
+    """Returns names of a matrix over the pixels of a patch, with the channels innermost."""
+    kernel = Theirs(f"{theirs}.weight", "e c p1 p2 -> e (p1 p2 c)", _patch_sizes(options))
+    return {f"{PATCHES}.conv.weight": kernel, f"{PATCHES}.conv.bias": f"{theirs}.bias"}
+
+
+def _patch_sizes(options: Options) -> dict[str, int]:
+    return dict(zip(("p1", "p2"), options["patch_size"], strict=True))
+
+
 def _patch_names(options: Options) -> Names:
     """Returns names of norms and matrix over the pixels of a patch; theirs have the channels innermost."""
-    sizes = dict(zip(("p1", "p2"), options["patch_size"], strict=True))
-    ours, theirs, pixels = "patch_embedding.projection", "to_patch_embedding", "(c p1 p2) -> (p1 p2 c)"
+    if not options["patch_norm"]:
+        return _matrix_names(options, "to_patch_embedding.1")
+    sizes, ours = _patch_sizes(options), PATCHES
+    theirs, pixels = "to_patch_embedding", "(c p1 p2) -> (p1 p2 c)"
     return {
         f"{ours}.patch_norm.weight": Theirs(f"{theirs}.1.weight", pixels, sizes),
         f"{ours}.patch_norm.bias": Theirs(f"{theirs}.1.bias", pixels, sizes),
@@ -45,17 +57,38 @@ def _patch_names(options: Options) -> Names:
     }
 
 
-def _block_names(projection: str, contract: str) -> Names:
-    attention, feed_forward = "transformer.layers.*.0", "transformer.layers.*.1.net"
+def _block_names(projection: str, contract: int, *, outside: bool = False) -> Names:
+    """Returns names of a block whose norms stand in its branches or, as before, outside."""
+    attention, feed_forward = "transformer.layers.*.0", "transformer.layers.*.1"
+    inside = ".fn" if outside else ""
     return {
         f"{ATTENTION}.norm": f"{attention}.norm",
-        f"{ATTENTION}.attention.qkv": f"{attention}.to_qkv",
-        f"{ATTENTION}.attention.projection": f"{attention}.{projection}",
-        f"{FEED_FORWARD}.norm": f"{feed_forward}.0",
-        f"{FEED_FORWARD}.feed_forward.expand": f"{feed_forward}.1",
-        f"{FEED_FORWARD}.feed_forward.contract": f"{feed_forward}.{contract}",
+        f"{ATTENTION}.attention.qkv": f"{attention}{inside}.to_qkv",
+        f"{ATTENTION}.attention.projection": f"{attention}{inside}.{projection}",
+        f"{FEED_FORWARD}.norm": f"{feed_forward}.norm" if outside else f"{feed_forward}.net.0",
+        f"{FEED_FORWARD}.feed_forward.expand": f"{feed_forward}{inside}.net.{1 - outside}",
+        f"{FEED_FORWARD}.feed_forward.contract": f"{feed_forward}{inside}.net.{contract - outside}",
         "norm": "transformer.norm",
     }
+
+
+def _head_names(options: Options, theirs: str) -> Names:
+    if options["final_norm"] == "before_pool":
+        return {"head.linear": theirs}
+    return {"head.norm": f"{theirs}.0", "head.linear": f"{theirs}.1"}
+
+
+_NORMS = {"patch_norm": _NORM, "patch_token_norm": _NORM, "final_norm": "before_pool"}
+"""Norms of the current code; before, patches had none, and the last one stood in the head."""
+
+
+def _norms(shapes: Shapes) -> Layout:
+    patches = {} if "to_patch_embedding.2.weight" in shapes else {"patch_norm": None, "patch_token_norm": None}
+    head = {} if "transformer.norm.weight" in shapes else {"final_norm": "after_pool"}
+    return {**_NORMS, **patches, **head}
+
+
+_LAYOUTS = {name: (value,) for name, value in _NORMS.items()}
 
 
 def _read_vit(config: Config, options: Options, layout: Layout) -> Options:
@@ -73,8 +106,17 @@ def _vit_names(options: Options, layout: Layout) -> Names:
         **_patch_names(options),
         "patch_embedding.class_token.token": Theirs("cls_token", pattern),
         "patch_embedding.positions.table": Theirs("pos_embedding", pattern),
-        **_block_names("to_out.0", "4"),
-        "head.linear": "mlp_head",
+        **_block_names("to_out.0", 4, outside=layout["blocks"] == "norm outside"),
+        **_head_names(options, "mlp_head"),
+    }
+
+
+def _vit_layout(shapes: Shapes) -> Layout:
+    outside = any(name.endswith(".0.fn.to_qkv.weight") for name in shapes)
+    return {
+        **_norms(shapes),
+        "version": "older" if len(shapes.get("pos_embedding", ())) == 3 else "current",
+        "blocks": "norm outside" if outside else "norm inside",
     }
 
 
@@ -96,8 +138,9 @@ VIT_PYTORCH = Family(
     names=_vit_names,
     fixed=_FIXED,
     read_rest=_read_vit,
-    layouts={"version": ("current", "older")},
-    find_layout=lambda shapes: {"version": "older" if len(shapes.get("pos_embedding", ())) == 3 else "current"},
+    layouts={**_LAYOUTS, "version": ("current", "older"), "blocks": ("norm inside", "norm outside")},
+    layout_options={name: name for name in _NORMS},
+    find_layout=_vit_layout,
     extra=_empty_class_token,
 )
 
@@ -106,9 +149,12 @@ SIMPLE_VIT = Family(
     fields=(*_SIZES, _HIDDEN, *_MORE_SIZES),
     names=lambda options, layout: {
         **_patch_names(options),
-        **_block_names("to_out", "3"),
-        "head.linear": "linear_head",
+        **_block_names("to_out", 3),
+        **_head_names(options, "linear_head"),
     },
+    layouts=_LAYOUTS,
+    layout_options={name: name for name in _NORMS},
+    find_layout=_norms,
     fixed={
         **_FIXED,
         "class_token": False,
@@ -184,13 +230,9 @@ def _tutorial_names(options: Options, layout: Layout) -> Names:
             "qkv.weight": Theirs(f"{attention}.1.qkv.weight", "(qkv h d) i -> (h d qkv) i", three),
             "qkv.bias": Theirs(f"{attention}.1.qkv.bias", "(qkv h d) -> (h d qkv)", three),
         }
-    sizes = dict(zip(("p1", "p2"), options["patch_size"], strict=True))
-    patches: Names = {"conv": "0.projection.0"}
-    if layout["patches"] == "linear":
-        kernel = Theirs("0.projection.1.weight", "e c p1 p2 -> e (p1 p2 c)", sizes)
-        patches = {"conv.weight": kernel, "conv.bias": "0.projection.1.bias"}
+    linear = layout["patches"] == "linear"
     return {
-        **{f"patch_embedding.projection.{ours}": theirs for ours, theirs in patches.items()},
+        **(_matrix_names(options, "0.projection.1") if linear else {f"{PATCHES}.conv": "0.projection.0"}),
         "patch_embedding.class_token.token": "0.cls_token",
         "patch_embedding.positions.table": Theirs("0.positions", "1 n e -> n e"),
         f"{ATTENTION}.norm": f"{attention}.0",

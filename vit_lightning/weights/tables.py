@@ -82,7 +82,8 @@ def to_ours(theirs: Mapping[str, Tensor], names: Mapping[str, Theirs]) -> Tensor
     for name, (_, pattern, sizes) in names.items():
         back = " -> ".join(reversed(pattern.split(" -> ")))
         parts = [theirs[part] for part in names[name].parts]
-        tensors[name] = torch.cat([rearrange(part, back, **sizes) if back else part for part in parts])
+        arranged = torch.cat([rearrange(part, back, **sizes) if back else part for part in parts])
+        tensors[name] = arranged.clone(memory_format=torch.contiguous_format) if back else arranged
     return tensors
 
 
@@ -106,7 +107,7 @@ class Family:
         inert: arguments that change neither the function nor the weights.
         flatten: turns the reference's nested form of a config into its flat one.
         headless: whether the family has models without a classifier, which return the pooled features.
-        layouts: what may differ between its files, each with its values, the current one first.
+        layouts: what may differ between its files, each with the values that are written, the current one first.
         layout_options: keys of the layout that set an option of ours.
         find_layout: layout of given tensors.
         unpack: turns the tensors of a file into those in ``names``; such a family is read alone.
@@ -167,8 +168,8 @@ class Family:
 
     def layout_for(self, options: Options) -> Layout:
         """Returns the layout in which a model of these options is exported."""
-        current = {key: values[0] for key, values in self.layouts.items() if values}
-        return current | {key: options[ours] for key, ours in self.layout_options.items()}
+        given = {key: options[ours] for key, ours in self.layout_options.items()}
+        return given | {key: values[0] for key, values in self.layouts.items() if given.get(key) not in values}
 
     def read(self, config: Mapping[str, Any], layout: Layout) -> Options:
         """Returns the options of a config.
