@@ -548,3 +548,26 @@ def test_a_folder_of_a_split_without_class_folders_is_as_if_missing(tmp_path, na
     data = ImageFolder(root=root, image_size=8)
     assert [len(files(data, split)) for split in ("train", "val", "test")] == [21, 3, 6]
     assert data.notice == f"{root}: left out 1 folder {name} without class folders"
+
+
+def test_tiny_imagenet_is_read_once_its_validation_has_class_folders(tmp_path):
+    for place in (*(f"train/{name}/images" for name in CLASSES), "val/images", "test/images"):
+        write_images(tmp_path / place, 10)
+    with pytest.raises(UserError, match=r"val/images has no class folders: move each image to .*val/images/CLASS, or "):
+        ImageFolder(root=tmp_path).check()
+    for number, file in enumerate(sorted((tmp_path / "val/images").iterdir())):
+        (file.parent / CLASSES[number % 3]).mkdir(exist_ok=True)
+        file.rename(file.parent / CLASSES[number % 3] / file.name)
+    data = ImageFolder(root=tmp_path, image_size=8)
+    assert data.class_names == list(CLASSES)
+    assert data._source["val"].labels == [0] * 4 + [1] * 3 + [2] * 3
+    assert data.notice == f"{tmp_path}: left out 1 folder test without class folders"
+
+
+def test_what_lies_a_folder_deeper_is_said(tmp_path):
+    root = make_folder(tmp_path, "images")
+    with pytest.raises(UserError, match=rf"found 1 \(is data\.root={root}/images meant\?\)"):
+        ImageFolder(root=root).check()
+    make_folder(tmp_path, "fold_1")
+    data = ImageFolder(root=root, image_size=8)
+    assert data.notice == f"{root}: the classes are fold_1, images, each with folders cat, dog, owl"

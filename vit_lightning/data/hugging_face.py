@@ -197,9 +197,7 @@ class HuggingFaceSet(ImageSet):
         from pyarrow.parquet import read_schema
 
         root, there = Path(self.path), sorted(files_in(Path(self.path)))
-        if (card := root / "README.md").is_file() and re.search(
-            r"(?m)\A---$(?s:.*?)^configs:", card.read_text("utf-8")
-        ):
+        if self._is_described:
             return self._of_splits(datasets.load_dataset(self.path, self.name, cache_dir=str(self.cache)))
         files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
         if not files:

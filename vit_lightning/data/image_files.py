@@ -18,7 +18,16 @@ from vit_lightning.data.bad_images import OnBadImage
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
-from vit_lightning.data.image_set import LEFT_BEHIND, ImageSet, by_split, files_in, is_seen, split_of, taken_by_a_part
+from vit_lightning.data.image_set import (
+    LEFT_BEHIND,
+    ImageSet,
+    by_split,
+    files_in,
+    is_seen,
+    split_of,
+    taken_by_a_part,
+    tells_nothing,
+)
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
@@ -42,8 +51,10 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
 
 
 def _inside(folder: Path, split: Split) -> Path:
-    """Returns the folder that holds a split alone in others of its name, as archives have it."""
-    while len(inner := [*_class_folders(folder)]) == 1 and (split_of(inner[0]) == split or inner[0] == folder.name):
+    """Returns the folder that holds a split alone in others of its name, or in ``images``, as archives have it."""
+    while len(inner := [*_class_folders(folder)]) == 1 and (
+        split_of(inner[0]) == split or inner[0] == folder.name or tells_nothing(inner[0])
+    ):
         folder /= inner[0]
     return folder
 
@@ -100,6 +111,10 @@ class ImageFolder(ImageSet):
         inside = _class_folders(self.root)
         named, problems = by_split(inside)
         folders = {split: _inside(inside[name][0], split) for split, name in named.items()}
+        val = folders.get("val")
+        if val and self.wanted in (None, "val") and not _class_folders(val) and any(images_in(val)):
+            way_out = f"move each image to {val}/CLASS, or {named['val']} elsewhere (then it is cut from training)"
+            problems.append(f"{val} has no class folders: {way_out}")
         folders = {split: folder for split, folder in folders.items() if split == "train" or _class_folders(folder)}
         if len({folder.resolve() for folder in folders.values()}) < len(folders):
             problems.append(f"two of {', '.join(map(str, folders.values()))} are the same folder")
@@ -129,6 +144,8 @@ class ImageFolder(ImageSet):
         names, least = in_order(_class_folders(folder)), 1 if self.wanted else 2
         if len(names) < least:
             text = f"must hold at least two folders, one for each class, found {len(names)}"
+            inside = [self.root / name for name in names if folder == self.root and _class_folders(folder / name)]
+            text += "".join(f" (is data.root={place} meant?)" for place in inside)
             raise UserError(f"root={self.root}: {folder} {text}{_packed(self.root)}")
         return names
 
@@ -136,7 +153,7 @@ class ImageFolder(ImageSet):
     def notice(self) -> str:
         used = {split: folder for split, folder in self._folders.items() if folder != self.root}
         said = taken_by_a_part({split: folder.relative_to(self.root).parts[0] for split, folder in used.items()})
-        notes = [f"{self.root}: {text}" for text in (*said, in_words(self._images[1])) if text]
+        notes = [f"{self.root}: {text}" for text in (*said, self._nested, in_words(self._images[1])) if text]
         root = self.root.absolute()
         named = by_split(_class_folders(root.parent))[0].values()
         split = next((split for split, folder in self._folders.items() if folder == self.root), None)
@@ -150,6 +167,14 @@ class ImageFolder(ImageSet):
             whole = f"data.root={self.root} has no folders of splits: all of its images are taken as {split}"
             notes.append(f"{whole} (if it holds images of the training, the accuracy is too high)")
         return "; ".join(notes)
+
+    @property
+    def _nested(self) -> str:
+        """Returns what a run says where each class folder holds the same folders, as folds, domains or splits do."""
+        classes = _class_folders(next(iter(self._folders.values())))
+        inside = [{*_class_folders(places[0])} for places in classes.values()]
+        alike = ", ".join(in_order(set.intersection(*inside)))
+        return f"the classes are {', '.join(classes)}, each with folders {alike}" if "," in alike else ""
 
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""
@@ -180,10 +205,11 @@ class ImageFolder(ImageSet):
             left_out.update(f"folder {path.name}" for path in folder.iterdir() if path.name in LEFT_BEHIND)
         if self.root not in self._folders.values():
             named = by_split(inside := _class_folders(self.root))[0].values()
-            for name in inside:
-                is_split = split_of(name, whole=False) is not None and not _class_folders(inside[name][0])
-                if is_split or name not in named:
-                    left_out[f"folder {name}{' without class folders' * is_split}"] += 1
+            for name, (folder, *_) in inside.items():
+                split = split_of(name, whole=False)
+                is_bare = split is not None and not _class_folders(_inside(folder, split))
+                if is_bare or name not in named:
+                    left_out[f"folder {name}{' without class folders' * is_bare}"] += 1
         return images, left_out
 
     def source_splits(self) -> dict[Split, Encoded]:

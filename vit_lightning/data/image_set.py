@@ -64,6 +64,11 @@ def _words(name: str) -> set[str]:
     return {word.removesuffix("set") for word in re.findall("[a-z]+", name.lower())}
 
 
+def tells_nothing(name: str) -> bool:
+    """Whether the name of a folder, such as ``images``, means neither a split nor a class."""
+    return bool(words := _words(name)) and words <= BESIDE
+
+
 def by_split(names: Iterable[str]) -> tuple[dict[Split, str], list[str]]:
     """Returns which of some names mean a split, and what is wrong where two mean the same.
 
