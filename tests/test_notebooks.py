@@ -18,6 +18,7 @@ def read_code(path):
 
 def test_the_notebooks_run_from_top_to_bottom(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("WANDB_MODE", "disabled")  # of a dozen runs; what W&B gets is tested elsewhere
     all_cells = nbformat.v4.new_notebook()
     for path in ENGLISH:  # in one process, since imports take longer than the cells
         all_cells.cells += [*nbformat.read(path, as_version=4).cells, nbformat.v4.new_code_cell("%reset -f")]
