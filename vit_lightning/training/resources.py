@@ -84,7 +84,7 @@ def has_fast_bfloat16(device_type: str) -> bool:
     """Whether products of bfloat16 matrices beat those of float32: on GPUs from Ampere on, and CPUs with instructions.
 
     On a CPU these are AMX, AVX512-BF16 of AMD, or BF16 of ARM. An Intel CPU with AVX512-BF16 and without AMX was slower
-    in bfloat16 (experiments/README.md).
+    in bfloat16: products of 2,048 square matrices ran at 164 GFLOP/s, and at 294 in float32 (2 threads).
     """
     if device_type == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
