@@ -9,12 +9,11 @@ import importlib
 import io
 import os
 import re
-import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
@@ -117,15 +116,16 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
     try:
         with ended_by_signals(for_good=is_program):
             _call(name, COMMANDS[name], arguments)
-        sys.stdout.flush()  # here, where a reader that has gone can be told from a fault
+        sys.stdout.flush()  # here, where a reader that has gone is met
     except UserError as error:
         _print_problems(name, error.problems)
         if is_program and error.exit_code == Diverged.exit_code:  # of all ranks at once
             end_further_rank()
         return error.exit_code
     except BrokenPipeError:
-        if _is_read(sys.stdout):
+        if not is_program:
             raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a reader such as ``head``; Python would write to it at exit
         return 128 + signal.SIGPIPE
     except OSError as fault:
         if fault.errno not in NOT_WRITTEN:
@@ -169,16 +169,13 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
 
 
 def _say_that_it_loads(name: str, arguments: Sequence[str]) -> None:
-    """Says that imports take seconds, in a terminal and in the log of a training."""
+    """Says at the beginning of a training that imports take seconds; what is printed otherwise may go to a file."""
     ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-    quiet = ("-h", "--help", "--print_config", "--print-config")  # what is printed may go to a file
     is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
-    is_logged = name in ("fit", "ablate") and not any(word.startswith(quiet) for word in arguments)
-    is_said = is_first and name != "configs" and "lightning.pytorch" not in sys.modules
-    if is_said and (is_logged or sys.stderr.isatty()):
+    prints = any(word.startswith(("-h", "--help", "--print_config", "--print-config")) for word in arguments)
+    if name in ("fit", "ablate") and is_first and not prints and "lightning.pytorch" not in sys.modules:
         with contextlib.suppress(OSError):  # nobody reads it, or a full disk, which must not end a training
-            text = "loading torch and Lightning ..."
-            print(text, file=sys.stderr if sys.stderr.isatty() else sys.stdout, flush=True)
+            print("loading torch and Lightning ...", flush=True)
 
 
 def _plain(arguments: list[str]) -> list[str]:
@@ -189,19 +186,6 @@ def _plain(arguments: list[str]) -> list[str]:
     from vit_lightning.config.files import read_flags
 
     return [f"--{key}={value}" for key, value in plain_flags(read_flags(arguments))]
-
-
-def _is_read(stream: TextIO) -> bool:
-    """Whether stdout is still open; if not, as behind ``head``, points it at /dev/null for the exit of Python."""
-    poll = select.poll()
-    try:
-        poll.register(stream.fileno(), 0)
-    except OSError:  # not a file
-        return True
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
-        return True
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return False
 
 
 def _print_problems(name: str, problems: Sequence[str]) -> None:

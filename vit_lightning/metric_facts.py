@@ -117,8 +117,6 @@ CROSS_ENTROPY = "train/ce"
 """Cross entropy of the training images, to compare with ``val/loss``; logged where the objective is another."""
 STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
-RAW_ACCURACY = "val/raw_acc"
-"""Accuracy of the weights without averaging, logged by validations of which pictures are drawn."""
 
 
 def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:

@@ -43,11 +43,11 @@ from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_environment
-from vit_lightning.storage.folder import full_disk_named, is_first, log_warnings, new_folder, write_whole
+from vit_lightning.storage.folder import is_first, new_folder, write_whole
 from vit_lightning.storage.metrics import MetricsFile, read_metrics, write_results
 from vit_lightning.storage.wandb_logger import RunLogger, run_id
 from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions
-from vit_lightning.training.checkpoints import Checkpoints, refuse_full_disk
+from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
@@ -148,7 +148,6 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     module = make_module(experiment)  # the network, its loss, optimizer and metrics
     if begins:
         start_weights(module, experiment, folder)
-    refuse_full_disk(folder, module)
 
     shape = (data.in_channels, *data.image_size)
     facts = {**count_parameters(module), "flops": forward_flops(network_of(module), shape)}
@@ -183,16 +182,12 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
     experiment, data, module, trainer, folder = run.experiment, run.experiment.data, run.module, run.trainer, run.folder
     with (
         _ended_in_words(run, is_new=resumed is None),
-        full_disk_named(folder),
         own_faults(folder),
-        log_warnings(folder),
         chosen_matmul(experiment),
     ):
         path, checkpoint = (None, {}) if resumed is None else resumed.begin(experiment, module, trainer.loggers)
         keep_own_files(folder)
-        device, precision = trainer.strategy.root_device.type, trainer.precision
-        fast_paths = experiment.describe_fast_paths(device, precision)
-        write_environment(folder, run_id=run.wandb.run_id, precision=precision, fast_paths=fast_paths)
+        write_environment(folder, run_id=run.wandb.run_id, precision=trainer.precision)
         say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
         say(start_lines(experiment, trainer, run.facts))
         say(_memory_note(run))
@@ -221,21 +216,20 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         if experiment.test:
             load_weights(module, checkpoint, best)
             results |= _test(run, results)
-    with full_disk_named(folder):
-        run.metrics.complete()
-        results |= {"seconds": round(run.stopwatch.run_seconds, 3), "peak_memory_mb": peak_memory_mb()}
-        if is_first():
-            draw_curves(experiment, folder, results["best_step"])
-            if run.predictions.table:
-                say(report_test(folder, run.predictions.table, data))
-            for path in sorted(folder.glob("*-profile*.txt")):
-                say(path.read_text(encoding="utf-8").strip())
-        write_results(folder, results)
-        print_summary(folder, results)
-        say(_ties(experiment, folder))
-        say(_stopped_early(trainer))
-        if left_out := sum(map(len, data.bad_images.values())):
-            say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
+    run.metrics.complete()
+    results |= {"seconds": round(run.stopwatch.run_seconds, 3), "peak_memory_mb": peak_memory_mb()}
+    if is_first():
+        draw_curves(experiment, folder, results["best_step"])
+        if run.predictions.table:
+            say(report_test(folder, run.predictions.table, data))
+        for path in sorted(folder.glob("*-profile*.txt")):
+            say(path.read_text(encoding="utf-8").strip())
+    write_results(folder, results)
+    print_summary(folder, results)
+    say(_ties(experiment, folder))
+    say(_stopped_early(trainer))
+    if left_out := sum(map(len, data.bad_images.values())):
+        say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
     end_in_wandb(run.wandb, results)
     return results
 
@@ -253,10 +247,9 @@ def _memory_note(run: Run) -> str:
     device = trainer.strategy.root_device
     if run.experiment.compile or flops * data.batch_size < MANY_FLOPS:
         return ""
-    is_fast, shape = run.experiment.config["fast_paths"] == "auto", (data.in_channels, *data.image_size)
-    given = network_of(run.module), shape, data.batch_size, device.type, str(trainer.precision)
+    given = network_of(run.module), (data.in_channels, *data.image_size), data.batch_size, str(trainer.precision)
     ranks = trainer.num_devices if device.type == "cpu" else 1
-    taken, free = ranks * training_bytes(*given, fast=is_fast), free_memory(device)
+    taken, free = ranks * training_bytes(*given), free_memory(device)
     text = f"a step takes at least {in_bytes(taken)} of memory, and {in_bytes(int(min(free, taken)))} are free"
     return row("note", f"{text} (give a smaller data.batch_size)") if taken > free else ""
 

@@ -82,8 +82,7 @@ def load(
     Args:
         source: run folder (its best checkpoint, with the averaged weights if there are any), checkpoint, .safetensors,
             .pth, .pt, .bin, .pth.tar, .npz, folder of ``save_pretrained`` or of ``lightning export``,
-            hf-hub:owner/name, timm:NAME, torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or
-            https://...#sha256=CHECKSUM.
+            hf-hub:owner/name, timm:NAME, torchvision:NAME, or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS.
         image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new, untrained head; 0 for features.
         config: what is not known or is to be replaced: mean, std, centre_share, resize, interpolation, multi_label and

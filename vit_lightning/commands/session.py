@@ -23,7 +23,7 @@ from vit_lightning.config.files import as_list
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.data.batches import shield_workers
 from vit_lightning.errors import UserError, one_line
-from vit_lightning.metric_facts import RAW_ACCURACY, STEP_METRICS
+from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
     AtomicCheckpointIO,
@@ -245,7 +245,7 @@ def training_results(
         "best_step": best["global_step"],
         "train_seconds": round(watch["seconds"], 3),
         "images_per_second": round(watch["images"] / watch["seconds"], 1) if watch["seconds"] else 0.0,
-        **{name: json_number(value) for name, value in metrics.items() if name not in (*STEP_METRICS, RAW_ACCURACY)},
+        **{name: json_number(value) for name, value in metrics.items() if name not in STEP_METRICS},
         **({"train_images": experiment.data.image_count("train")} if experiment.data.own_loaders else {}),
     }
 

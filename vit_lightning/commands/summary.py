@@ -31,8 +31,7 @@ from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
-from vit_lightning.training.fast_paths import count_kept
-from vit_lightning.training.resources import AUTO, auto_precision, device_type
+from vit_lightning.training.resources import AUTO, auto_precision
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 """Types of products, by precision of training; float32 of others."""
@@ -91,9 +90,8 @@ def summary(
     if experiment is not None:
         accelerator, precision = experiment.trainer["accelerator"], str(experiment.trainer["precision"])
         precision = auto_precision(accelerator) if precision == AUTO else precision
-        is_fast = experiment.config["fast_paths"] == "auto"
-        taken = training_bytes(network, shape, batch_size, device_type(accelerator), precision, fast=is_fast)
-        say(row("memory", f"at least {in_bytes(taken)} for a step in {precision}, with optimizer and fast paths"))
+        taken = training_bytes(network, shape, batch_size, precision)
+        say(row("memory", f"at least {in_bytes(taken)} for a step in {precision}, with optimizer"))
 
 
 def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, levels: int | None = None) -> str:
@@ -214,29 +212,23 @@ def _shapes_and_kept(
     return shapes, kept
 
 
-def training_bytes(
-    network: nn.Module, shape: tuple[int, int, int], images: int, device: str, precision: str, *, fast: bool
-) -> int:
+def training_bytes(network: nn.Module, shape: tuple[int, int, int], images: int, precision: str) -> int:
     """Returns the bytes that training takes beside a single operation's: 0 for a network that cannot be measured.
 
-    They are weights, gradients, two moments, what layers keep of a batch, and the attention that fast paths keep.
+    They are weights, gradients, two moments, and what layers keep of a batch.
 
     Args:
         network: the network; it is not changed.
         shape: shape of an image, (c, H, W).
         images: images of a batch.
-        device: type of the device.
         precision: precision of training, as Lightning has it.
-        fast: whether layers take their fast paths.
     """
-    copied, dtype = copy.deepcopy(network), AUTOCAST.get(precision, torch.float32)
-    attention = count_kept(copied, device, dtype) if fast and device == "cpu" else []
     try:
-        kept = _shapes_and_kept(copied.to("meta"), shape, precision)[1][type(network).__name__]
+        kept = _shapes_and_kept(copy.deepcopy(network).to("meta"), shape, precision)[1][type(network).__name__]
     except Exception:  # a network of the user may raise anything
         return 0
     states = sum(4 * weight.numel() * (4 if weight.requires_grad else 1) for weight in network.parameters())
-    return states + images * (kept + sum(attention)) // IMAGES
+    return states + images * kept // IMAGES
 
 
 def _shape(out: Any) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
@@ -25,7 +24,6 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.resize import ResizePositions
-from vit_lightning.training.fast_paths import describe
 from vit_lightning.training.fine_tuning import freeze_backbone
 from vit_lightning.training.losses import Teacher
 from vit_lightning.weights.init_from import FirstWeights
@@ -95,16 +93,6 @@ class Experiment:
     def compile(self) -> bool:
         """Whether the network is compiled."""
         return bool(self.config["compile"])
-
-    def describe_fast_paths(self, device: str, precision: str) -> dict[str, Any]:
-        """Returns the option fast_paths and the forms that it means on a type of device, with Lightning's precision.
-
-        Parts that are compiled have none of those of products.
-        """
-        option, kinds = self.config["fast_paths"], {"bf16": torch.bfloat16, "32": torch.float32}
-        kind = kinds.get(precision.split("-")[0])
-        forms = None if kind is None or option == "plain" else describe(device, kind)
-        return {"option": option, "forms": forms}
 
     @property
     def trainer(self) -> Mapping[str, Any]:

@@ -40,8 +40,7 @@ and num_classes come from the data. The options below are those of the default c
 MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
 those of another class."""
 
-CKPT = """run folder (its best checkpoint), checkpoint file, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or
-https://...#sha256=CHECKSUM"""
+CKPT = """run folder (its best checkpoint), checkpoint file, or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS"""
 WITH_IMAGES = """; with images also a file or folder of weights, timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, of
 which --config='{num_heads: 3, mean: [...], std: [...]}' tells what they do not"""
 

@@ -66,8 +66,8 @@ class ConfigOptions:
         seed_everything: seed of the initial weights, the order of images, augmentation and dropout.
         init_from: trained model with the initial weights: run folder (its best checkpoint), checkpoint, .safetensors,
             .pth, .npz, folder of save_pretrained, hf-hub:owner/name, timm:NAME, torchvision:NAME,
-            wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or https://...#sha256=CHECKSUM. Options of a ViT, and size, mean and
-            std of the images, that the config does not give are those of the source.
+            or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS. Options of a ViT, and size, mean and std of the images, that the
+            config does not give are those of the source.
         resize_positions: interpolation of learned positions for images of another size than those of the source; reset
             re-initialises them, after init_from alone.
         reset_head: whether the head is re-initialised after init_from.

@@ -31,7 +31,6 @@ from vit_lightning.figures.pictures import (
 from vit_lightning.inspect.survey import glance
 from vit_lightning.inspect.tokens import position_similarity
 from vit_lightning.inspect.watch import find_blocks, grid_of
-from vit_lightning.metric_facts import RAW_ACCURACY
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_logger import RunLogger
@@ -43,8 +42,6 @@ from vit_lightning.training.callbacks import (
     labelled,
     refuse_other_accuracy,
 )
-from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.ema import accuracy_without_average
 from vit_lightning.training.lightning_detours import logged_steps
 
 Array = np.ndarray[Any, Any]
@@ -84,9 +81,6 @@ class ValidationPictures(Callback):
         sample           {index, label, prediction, confidence}: lists, of the images on epoch-0012.png in its order;
                          index is that of the image in the validation split
         effective_rank   [effective rank of the tokens after each block, of those images]; only of a ViT
-
-    With averaged weights (``ema.decay``) it logs ``val/raw_acc``, the accuracy of the weights without averaging, for
-    which these validations run over the images a second time.
 
     Args:
         data: the data module.
@@ -134,17 +128,11 @@ class ValidationPictures(Callback):
         )  # on the device, without waiting for it
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        average = pl_module.average if isinstance(pl_module, ViTClassifier) else None
-        if not self._due or average is None:
-            trainer.callback_metrics.pop(RAW_ACCURACY, None)  # else Lightning keeps the value of an earlier epoch
         if not self._due:
             return
         columns = [torch.cat(column).cpu().double() for column in zip(*self._parts, strict=True)]
         self._parts = []
         rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
-        if average is not None and len(rows):
-            raw = accuracy_without_average(trainer, pl_module, average)
-            pl_module.log(RAW_ACCURACY, raw, sync_dist=trainer.world_size > 1)  # the same on all ranks
         classes = len(self.data.label_names)
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
         self._of_images = rows[:, 1:3].long().T

@@ -12,7 +12,6 @@ import yaml
 from vit_lightning.config.files import PER_RUN, Config, changes
 from vit_lightning.report.study import Study
 from vit_lightning.storage.folder import is_plain
-from vit_lightning.storage.parsing import check_size
 
 Configs = dict[tuple[str, int], dict[str, Any]]
 """Config of each run, by arm and seed."""
@@ -43,7 +42,6 @@ def config_of_run(folder: Path) -> Config:
     path = folder / "config.yaml"
     try:
         config = yaml.load(path.read_text("utf-8"), LOADER) if is_plain(path, folder) else None
-        check_size(config)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}

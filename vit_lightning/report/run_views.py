@@ -14,11 +14,10 @@ from vit_lightning.storage.folder import is_run, read_json, runs_in
 from vit_lightning.storage.metrics import read_metrics, read_results
 from vit_lightning.storage.wandb_logger import STEP, project_of
 
-QUALITY = ("val/acc", "val/loss", "val/raw_acc", "train/loss", "train/ce")
+QUALITY = ("val/acc", "val/loss", "train/loss", "train/ce")
 SECTIONS = {
-    "Optimization": ("train/loss_step", "lr", "optim/grad_norm", "optim/update_norm"),
-    "Speed": ("speed/images_per_second", "speed/step_seconds", "speed/data_seconds", "speed/mfu"),
-    "System": ("system/memory_mb", "system/gpu_memory_mb", "system/cpu_percent"),
+    "Optimization": ("train/loss_step", "lr", "optim/grad_norm"),
+    "Speed": ("speed/images_per_second", "speed/step_seconds", "speed/mfu"),
 }
 """Metrics of the curves of each section; those that no run has are left out."""
 PICTURES = ("images/validation", "images/confusion", "curves", "confusion", "test_images", "worst_errors")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import struct
 import warnings
 import zipfile
@@ -297,16 +296,10 @@ def _check_archive(path: Path) -> bool:
     """Returns whether a zip file of ``torch.save`` has a checksum.
 
     Raises:
-        UserError: it is no zip file, is compressed (so that it could grow when it is read), or its checksum is wrong.
+        UserError: it is no zip file, or its checksum is wrong.
     """
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read as a checkpoint: it is no zip file of torch.save, or was cut short")
-    with zipfile.ZipFile(path) as archive:
-        records = archive.infolist()
-    if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-        raise UserError(f"{path} cannot be read as a checkpoint: it is compressed, which torch.save never does")
-    if sum(record.file_size for record in records) > path.stat().st_size:
-        raise UserError(f"{path} cannot be read as a checkpoint: its parts are larger than the file")
     with path.open("rb") as file:
         size = max(0, file.seek(0, os.SEEK_END) - 2 - _COMMENT)
         file.seek(size)
@@ -352,15 +345,12 @@ def newest_checkpoint(folder: Path) -> Restored | None:
 
 
 def find_checkpoint(source: str | Path, key: str = "ckpt") -> Path:
-    """Returns the checkpoint file of a run folder (the best, or else the last), of a file, a URL or a W&B artifact.
+    """Returns the checkpoint file of a run folder (the best, or else the last), of a file, or of a W&B artifact.
 
     Args:
-        source: run folder, file, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or URL followed by ``#sha256=`` and the checksum;
-            the last two are kept in ``data/checkpoints``.
+        source: run folder, file, or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, which is kept in ``data/checkpoints``.
         key: option that errors name.
     """
-    if "://" in str(source):
-        return _download(str(source), key)
     path = artifact_path(str(source), key, DOWNLOADS) if str(source).startswith(WANDB) else Path(source)
     if path.is_dir():
         found = [path / name for name in (BEST, LAST) if (path / name).is_file()]
@@ -388,24 +378,6 @@ def newest_run(path: Path) -> str:
         return ""
     newest = max(runs, key=lambda run: (run.stat().st_mtime_ns, run.name))
     return f" (did you mean {newest}? the newest of {counted(len(runs), 'run')} in {folder})"
-
-
-def _download(source: str, key: str) -> Path:
-    found = re.fullmatch(r"(https?://[^#]+)#sha256=([0-9a-f]{64})", source)
-    if found is None:
-        raise UserError(f"{key}={source} needs the checksum of the file: http(s)://...#sha256=<64 hex digits>")
-    url, digest = found.groups()
-    path = DOWNLOADS / f"{digest}.ckpt"
-    if path.is_file():
-        with path.open("rb") as file:
-            if _digest(file, path.stat().st_size) == digest:
-                return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=digest)
-    except Exception as fault:  # of urllib and sockets; RuntimeError for a wrong checksum
-        raise UserError(f"{key}={source} cannot be downloaded: {first_line(fault)}") from fault
-    return path
 
 
 def run_folder_of(checkpoint: Path) -> Path | None:

@@ -39,10 +39,10 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
-def write_environment(folder: Path, *, run_id: str, precision: str, fast_paths: dict[str, Any]) -> None:
+def write_environment(folder: Path, *, run_id: str, precision: str) -> None:
     """Writes ``environment.json`` of a run; a resumed one keeps that of its beginning, but for another W&B id."""
     path = folder / "environment.json"
-    found = read_json(path) or {**describe_environment(), "precision": precision, "fast_paths": fast_paths}
+    found = read_json(path) or {**describe_environment(), "precision": precision}
     if found.get("run_id") != run_id:
         write_whole(path, json.dumps({"run_id": run_id} | found | {"run_id": run_id}, indent=2) + "\n")
 

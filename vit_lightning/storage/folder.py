@@ -8,10 +8,8 @@ import errno
 import fcntl
 import io
 import json
-import logging
 import os
 import platform
-import shlex
 import shutil
 import time
 import warnings
@@ -237,24 +235,6 @@ def whole_folder(out: Path, key: str = "out") -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def full_disk_named(folder: Path) -> Iterator[None]:
-    """Turns the error of a full disk into one line that names the run.
-
-    Raises:
-        UserError: in place of the error.
-    """
-    try:
-        yield
-    except OSError as fault:
-        if fault.errno not in FULL:
-            raise
-        raise UserError(
-            f"{folder}: {fault.strerror}: not all of its files could be written "
-            f"(free some space, then: lightning fit --resume {shlex.quote(str(folder))})"
-        ) from fault
-
-
 def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Returns a table as the text of a CSV file."""
     text = io.StringIO()
@@ -262,35 +242,3 @@ def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return text.getvalue()
-
-
-@contextlib.contextmanager
-def log_warnings(folder: Path) -> Iterator[None]:
-    """Also writes warnings of Python and Lightning to ``warnings.log``."""
-    if not is_first():
-        yield
-        return
-    handler, show = logging.FileHandler(folder / "warnings.log", encoding="utf-8"), warnings.showwarning
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk loses the line alone
-
-    def show_and_write(
-        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None
-    ) -> None:
-        where = f"{filename}:{lineno}: {category.__name__}"
-        handler.handle(logging.makeLogRecord({"name": where, "msg": str(message)}))
-        show(message, category, filename, lineno, file, line)
-
-    warnings.showwarning = show_and_write
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
-        for logger in loggers:
-            logger.removeHandler(handler)
-        with contextlib.suppress(OSError):
-            handler.close()

@@ -1,8 +1,7 @@
-"""YAML that may be anybody's, read strictly; and plain data of bearable size."""
+"""YAML that may be anybody's, read strictly."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 from typing import Any
@@ -11,9 +10,6 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from vit_lightning.errors import UserError
-
-DEPTH, VALUES = 100, 200_000
-"""Depth and number of values at most; aliases can repeat a list a billion times."""
 
 
 def at_home(text: str) -> str:
@@ -58,31 +54,14 @@ _StrictLoader.add_implicit_resolver(
 )
 
 
-def check_size(found: Any) -> None:
-    """Checks plain data that may be anybody's; raises ValueError if they are nested too deeply, or too many."""
-    level, count = [found], 0
-    for _ in range(DEPTH):
-        items = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
-        level = list(itertools.islice(itertools.chain.from_iterable(items), VALUES))
-        count += len(level)
-        if count >= VALUES:
-            raise ValueError(f"more than {VALUES:,} values")
-        if not level:
-            return
-    raise ValueError("nested too deeply")
-
-
 def parse_yaml(text: str, source: str) -> Any:
     """Returns YAML as plain data; errors name ``source``."""
     try:
         loader = _StrictLoader(text)
         loader.duplicates = []
         value = loader.get_single_data()
-        check_size(value)
     except RecursionError:
         raise UserError(f"{source} is not valid YAML: nested too deeply") from None
-    except ValueError as fault:
-        raise UserError(f"{source} is not valid YAML: {fault}") from fault
     except yaml.YAMLError as fault:
         mark = getattr(fault, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

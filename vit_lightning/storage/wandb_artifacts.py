@@ -1,8 +1,7 @@
-"""Checkpoints as artifacts of W&B, with what they were made of."""
+"""Checkpoints as artifacts of W&B."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import yaml
 
 from vit_lightning.storage.checkpoint_files import BEST, LAST, read_checkpoint
 from vit_lightning.storage.credentials import masked
-from vit_lightning.storage.wandb_sources import WANDB
 
 UPLOAD_SECONDS = 900
 """Seconds that the upload of a checkpoint may take."""
 
 
 def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None:
-    """Logs the last and the best checkpoint of a run folder as versions of one artifact, and what they were made of.
+    """Logs the last and the best checkpoint of a run folder as versions of one artifact.
 
     A version has the checkpoint at its place in a run folder, and ``config.yaml`` without keys: it can be used as one.
     """
@@ -31,8 +29,6 @@ def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None
         artifact.add_file(str(folder / place), name=str(place), policy="immutable")
         with artifact.new_file("config.yaml") as file:
             yaml.safe_dump(masked(checkpoint["config"]), file, sort_keys=False)
-        if not versions and not run.offline:
-            _use_sources(wandb, run, checkpoint)
         versions.append(run.log_artifact(artifact, aliases=[alias]))
     if run.offline:
         return
@@ -59,15 +55,3 @@ def _data_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns class, arguments and fingerprint of the data set of a checkpoint."""
     data = checkpoint["config"]["data"]
     return {"class_path": data["class_path"], **data.get("init_args", {}), "fingerprint": checkpoint["images"]}
-
-
-def _use_sources(wandb: Any, run: Any, checkpoint: Mapping[str, Any]) -> None:
-    """Says of which data set and which other artifact a run was made; wandb can do so online alone."""
-    data = masked(_data_of(checkpoint))
-    used = wandb.Artifact(str(data["class_path"]).rpartition(".")[2], type="dataset", metadata=data)
-    with used.new_file("dataset.json") as file:
-        json.dump(data, file, indent=2)
-    run.use_artifact(used)
-    source = str(checkpoint["config"].get("init_from"))
-    if source.startswith(WANDB):
-        run.use_artifact(source.removeprefix(WANDB))

@@ -19,7 +19,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[att
 from lightning.pytorch.utilities import rank_zero_only
 
 from vit_lightning.errors import Diverged, UserError, first_line, one_line
-from vit_lightning.metric_facts import RAW_ACCURACY, goal_of, metric_names
+from vit_lightning.metric_facts import goal_of, metric_names
 from vit_lightning.storage.credentials import masked
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.wandb_artifacts import log_models
@@ -51,8 +51,7 @@ class WandbConfig:
         notes: notes on the run, by default WANDB_NOTES.
         code: whether to upload the Python files of the config and what git diff says of the working folder.
         log_model: whether to upload the last and the best checkpoint as versions of the artifact model-ID with these
-            aliases, with the config, all paths in them; online the run also uses an artifact with what identifies the
-            data, so that W&B draws where a model comes from.
+            aliases, with the config, all paths in them.
         registry: collection of W&B's registry to which the best checkpoint is linked with log_model, such as
             model/digits.
     """
@@ -179,7 +178,7 @@ class RunLogger(WandbLogger):
         )
         self.unsent.touch()
         chosen = self.run_config.get("checkpoint") or {}
-        self._best = {name: (goal_of(name) or "max")[:3] for name in (*metric_names("val"), RAW_ACCURACY)}
+        self._best = {name: (goal_of(name) or "max")[:3] for name in metric_names("val")}
         self._best |= {chosen.get("monitor", "val/acc"): chosen.get("mode", "max")}
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def validation_values(wandb: Any, path: Path) -> dict[str, Any]:
 
 
 def tables(wandb: Any, folder: Path) -> dict[str, Any]:
-    """Returns tables of all validations in a run folder, and interactive plots of the last one.
+    """Returns tables of all validations in a run folder, and an interactive confusion matrix of the last one.
 
     Each is an artifact, for which wandb asks the server and waits: they go at the end of a run.
     """
@@ -47,7 +46,6 @@ def tables(wandb: Any, folder: Path) -> dict[str, Any]:
     found = {
         "validation/predictions": _predictions(wandb, validations, folder / "validation" / IMAGES),
         "validation/confusion": _confusion(wandb, last),
-        "validation/calibration": _calibration(wandb, last["confidence"]),
     }
     if len(last["classes"]) > CLASS_CURVES:
         found["val_class"] = _classes(wandb, validations)
@@ -85,12 +83,3 @@ def _confusion(wandb: Any, facts: Mapping[str, Any]) -> Any:
     rows = [[names[label], names[predicted], images] for label, predicted, images in facts["confusion"]]
     fields, title = {name: name for name in columns}, {"title": "confusion of the validation images"}
     return wandb.plot_table("wandb/confusion_matrix/v1", wandb.Table(columns=columns, data=rows), fields, title)
-
-
-def _calibration(wandb: Any, confidence: Mapping[str, Any]) -> Any:
-    """Returns an interactive reliability diagram: accuracy by the middle of each bin of confidence with images."""
-    middles = [round((low + high) / 2, 6) for low, high in pairwise(confidence["edges"])]
-    bins = zip(middles, confidence["right"], confidence["wrong"], strict=True)
-    rows = [[middle, right / (right + wrong), right + wrong] for middle, right, wrong in bins if right + wrong]
-    table = wandb.Table(columns=["confidence", "accuracy", "images"], data=rows)
-    return wandb.plot.line(table, x="confidence", y="accuracy", title="calibration of the validation images")

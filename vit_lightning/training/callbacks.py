@@ -303,16 +303,9 @@ class Agreement:
         return int(begun[0])
 
 
-FEW_EPOCHS = 100
-"""Most epochs of a training that all have a line in a log."""
-SECONDS_BETWEEN_LINES = 5.0
-"""Seconds between two lines in the log of a longer training."""
 SECONDS_BETWEEN_BARS = 0.25
 """Seconds between two drawings of the bar, which takes a millisecond and waits for the device."""
-WIDE = 110
-"""Columns of a terminal from which the bar also shows the steps, and both accuracies at once."""
-WIDE_BAR = "{desc} {percentage:3.0f}% |{bar}| step {n_fmt}/{total_fmt}{postfix}, {remaining} left"
-NARROW_BAR = "{desc} |{bar}|{postfix}, {remaining} left"
+BAR = "{desc} |{bar}|{postfix}, {remaining} left"
 
 
 _OF_STEPS = ("train/loss_step", *(f"train/{name}" for name in METRICS))
@@ -327,8 +320,7 @@ def _has_screen() -> bool:
 class TrainingBar(ProgressBar):
     """One progress bar for the whole training: epoch, step, loss, accuracy, images per second, time left.
 
-    Without a terminal each epoch prints one line to stdout instead. Of more than ``FEW_EPOCHS`` epochs, or if nobody
-    knows how many there will be, only the first has one, the last, and one every ``SECONDS_BETWEEN_LINES`` at most.
+    Without a terminal each epoch prints one line to stdout instead.
 
     Args:
         monitor: name of a metric that is shown, beside those that a module of the user's logs with ``prog_bar=True``.
@@ -344,7 +336,6 @@ class TrainingBar(ProgressBar):
         self._began = 0  # steps before this process
         self._timed: tuple[float, int] | None = None  # time and steps from which the time left is told
         self._speed, self._speed_since = "", (0.0, 0)  # seconds and images of the stopwatch
-        self._line, self._line_time = "", -math.inf
         self._validated = False
 
     def disable(self) -> None:
@@ -362,7 +353,7 @@ class TrainingBar(ProgressBar):
         self._epochs = f"/{epochs}" if self._total == epochs * per_epoch else ""
         self._began, self._timed = logged_steps(trainer), None
         self._open(self._total, initial=self._began)
-        self._speed_since, self._line_time = _stopwatch(trainer), -math.inf
+        self._speed_since = _stopwatch(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         stepped, before = not accumulates(trainer), logged_steps(trainer)
@@ -379,27 +370,21 @@ class TrainingBar(ProgressBar):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = trainer.callback_metrics  # on every rank, since metrics are summed over them
         if self._enabled and self._bar.disable:
-            self._line = self._text(trainer, metrics)
-            few = 0 < (trainer.max_epochs or 0) <= FEW_EPOCHS
-            if few or time.monotonic() - self._line_time >= SECONDS_BETWEEN_LINES:
-                self._print_line(trainer)
+            with contextlib.suppress(OSError):  # a log on a full disk, or a reader that has gone, must not end training
+                print(self._text(trainer, metrics), flush=True)
+            self._speed_since = _stopwatch(trainer)
         self._validated = False
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._print_line(trainer)
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._bar.close()
+
+    on_test_end = on_exception = on_train_end
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._open(sum(trainer.num_test_batches), text="test")
 
     def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
         self._bar.update()
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bar.close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._bar.close()
 
     def _open(self, total: float, *, initial: int = 0, text: str = "") -> None:
         self._bar = tqdm(
@@ -410,14 +395,8 @@ class TrainingBar(ProgressBar):
             dynamic_ncols=True,
             mininterval=SECONDS_BETWEEN_BARS,
             file=sys.stderr,
-            bar_format=WIDE_BAR,
+            bar_format=BAR,
         )
-
-    def _print_line(self, trainer: Trainer) -> None:
-        if self._line:
-            with contextlib.suppress(OSError):  # a log on a full disk, or a reader that has gone, must not end training
-                print(self._line, flush=True)
-            self._line, self._line_time, self._speed_since = "", time.monotonic(), _stopwatch(trainer)
 
     def _text(self, trainer: Trainer, metrics: Mapping[str, Any]) -> str:
         """Returns the line of an epoch: losses, validation, images per second of training, time left."""
@@ -456,11 +435,9 @@ class TrainingBar(ProgressBar):
         metrics, logged = self.get_metrics(trainer, trainer.lightning_module), trainer.callback_metrics
         if "train/loss_step" in logged:
             metrics["train/loss_step"] = float(logged["train/loss_step"])
-        is_wide = (self._bar.ncols or WIDE) >= WIDE
-        self._bar.bar_format = WIDE_BAR if is_wide else NARROW_BAR
         shown = [name for name, facts in METRICS.items() if facts.in_bar]
         names = {"train/loss_step": "loss"}
-        names |= {f"train/{name}": name for name in shown if is_wide or f"val/{name}" not in metrics}
+        names |= {f"train/{name}": name for name in shown}
         names |= {f"val/{name}": f"val {name}" for name in shown}
         names |= {name: name for name in sorted(metrics) if name not in (*names, *_OF_STEPS, "v_num")}
         values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]

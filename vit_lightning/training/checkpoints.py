@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 import warnings
 from collections.abc import Mapping
@@ -154,7 +153,8 @@ class Checkpoints(Checkpoint):
             self._save_best(trainer)
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.settings.monitor.startswith("val"):  # others are logged in training
+        of_one = len(trainer.num_sanity_val_batches) == 1  # of several loaders it has no numbers
+        if of_one and self.settings.monitor.startswith("val"):  # others are logged in training
             self._refuse_unknown(trainer, ", or --trainer.num_sanity_val_steps=0 if the sanity check logs less")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -215,7 +215,7 @@ class Checkpoints(Checkpoint):
 
     def _refuse_unknown(self, trainer: Trainer, more: str = "") -> None:
         """Refuses a monitored metric that a module of the user's does not log: no check of the config knows them."""
-        monitor, known = self.settings.monitor, detours.logged_names(trainer) - {*STEP_METRICS}
+        monitor, known = self.settings.monitor, {*trainer.callback_metrics} - {*STEP_METRICS}
         if type(trainer.lightning_module) is not ViTClassifier and monitor not in known:
             choices = f"choose {', '.join(sorted(known))}" if known else "give validation_step a self.log of it"
             raise UserError(f"checkpoint.monitor={monitor} is not logged ({choices}{more})")
@@ -337,23 +337,3 @@ def _count_as_in_validation(loops: dict[str, Any]) -> None:
     validation = loops["epoch_loop.val_loop.batch_progress"]
     for counts in (validation["total"], validation["current"]):
         counts.update(ready=1, started=1, processed=0, completed=0)
-
-
-def refuse_full_disk(folder: Path, module: LightningModule) -> None:
-    """Refuses a disk without space for four checkpoints of a module: last, previous, best, and one being written.
-
-    Raises:
-        UserError: names the space that is free, and what is needed.
-    """
-    if not is_first():
-        return
-    weights = sum(weight.numel() * weight.element_size() for weight in module.parameters())
-    copies = 3 + (getattr(module, "average", None) is not None)  # AdamW adds two for each weight, a moving average one
-    size = copies * weights
-    there = sum(path.stat().st_size for path in (folder / LAST).parent.glob("*.ckpt") if path.is_file())
-    needed, free = max(0, 4 * size - there), shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f"{folder}: its disk has {free / 1e9:.2f} GB free, and four checkpoints of {size / 1e9:.2f} GB "
-            f"(last, previous, best, and one being written) need {needed / 1e9:.2f} GB"
-        )

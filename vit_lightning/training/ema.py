@@ -6,20 +6,16 @@ alone, and has no warm-up.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.training.callbacks import has_whole_weights
-from vit_lightning.training.lightning_detours import as_step_gets_it
 
 _PREFIX = "network."
 
@@ -161,25 +157,6 @@ class WeightAverage(Callback):
         state = checkpoint["state_dict"]
         average = {name.removeprefix(_PREFIX): value for name, value in state.items() if name.startswith(_PREFIX)}
         self._loaded = {**checkpoint["ema"], "average": average}
-
-
-def accuracy_without_average(trainer: Trainer, module: Any, average: WeightAverage) -> float:
-    """Returns the accuracy of the trained weights on the validation images of all ranks, inside a validation."""
-    loaders: Any = trainer.val_dataloaders
-    loader = loaders[0] if isinstance(loaders, list | tuple) else loaders
-    batches = trainer.num_val_batches[0]
-    counts: Any = torch.zeros(2, dtype=torch.int64, device=trainer.strategy.root_device)
-    average.hide(module.network)
-    with isolate_rng():  # a loader draws a seed
-        for batch in islice(loader, None if math.isinf(batches) else int(batches)):
-            batch = as_step_gets_it(trainer, module, batch)
-            with trainer.precision_plugin.val_step_context():
-                right = module.step(batch, "val").logits.argmax(dim=-1) == batch.labels
-            counts[0] += right.sum()
-            counts[1] += len(right)
-    average.show(module.network)
-    correct, images = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
-    return float(correct / images)
 
 
 def without_average(checkpoint: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal, cast
 
@@ -292,35 +292,11 @@ def choose_attention(
     return None
 
 
-def count_kept(network: nn.Module, device: str, dtype: torch.dtype) -> list[int]:
-    """Returns a list to which each attention of a pass adds the bytes of weights that its products keep."""
-    kept: list[int] = []
-
-    def count(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        (b, h, n, d), keys = given[0].shape, given[1].shape[2]
-        products = choose_attention(device, dtype, keys, d)
-        kept.append(0 if products is None else b * h * n * keys * products.itemsize)
-
-    for module in network.modules():
-        if isinstance(module, DotProductAttention):
-            module.register_forward_pre_hook(count)
-    return kept
-
-
 def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
     """Returns whether a strided convolution of images (b, c, H, W) is computed as one product of their patches."""
     if not (_is_plain(images) and images.ndim == 4 and _find(images.device.type, product_dtype(images)).patches):
         return False
     return all(size % side == 0 for size, side in zip(images.shape[2:], patch, strict=True))
-
-
-def describe(device: str, dtype: torch.dtype) -> dict[str, Any] | None:
-    """Returns the row of the table for a device and type as plain data; None where torch's own operators are taken."""
-    forms = TABLE.get((processor(device), dtype))
-    if forms is None:
-        return None
-    row = {name: str(value) for name, value in asdict(forms).items()}
-    return {"processor": processor(device), "products": str(dtype), "fused_bias": has_bfloat16_products()} | row
 
 
 def _find(device: str, dtype: torch.dtype) -> Forms:

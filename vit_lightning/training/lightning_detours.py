@@ -219,24 +219,6 @@ def count_as_trained(trainer: Trainer, *, epochs: int, steps: int) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = steps
 
 
-def call_around_fetches(trainer: Trainer, begin: Callable[[], object], end: Callable[[], object]) -> None:
-    """Calls functions before and after each batch of training is fetched, where Lightning has no hook.
-
-    Proof: test_a_hook_is_called_before_a_batch_is_fetched.
-    """
-    loop = trainer.fit_loop.epoch_loop
-
-    def both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
-        def call() -> None:
-            first()
-            second()
-
-        return call
-
-    loop._on_before_fetch = both(loop._on_before_fetch, begin)  # type: ignore[method-assign]
-    loop._on_after_fetch = both(end, loop._on_after_fetch)  # type: ignore[method-assign]
-
-
 def end_other_ranks(trainer: Trainer) -> None:
     """Ends the ranks that this process has started: Lightning kills this one too, seconds after one of them has ended.
 
@@ -255,17 +237,6 @@ def logged_steps(trainer: Trainer) -> int:
 def accumulates(trainer: Trainer) -> bool:
     """Whether the gradients of this batch are kept for the next one, without a step of the optimizer."""
     return trainer.fit_loop._should_accumulate()
-
-
-def logged_names(trainer: Trainer) -> set[str]:
-    """Returns the names of what is logged; of several loaders a sanity check leaves them without values."""
-    names, results = {*trainer.callback_metrics}, trainer._results
-    if trainer.sanity_checking and results is not None:
-        for one in results.values():
-            results.dataloader_idx = one.meta.dataloader_idx
-            names |= {*results._forked_name(one, on_step=False)}
-        results.dataloader_idx = None
-    return names
 
 
 def validates_now(trainer: Trainer) -> bool:
@@ -345,12 +316,6 @@ def row_to_come(trainer: Trainer) -> dict[str, Any]:
         return {}
     numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
     return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
-
-
-def as_step_gets_it(trainer: Trainer, module: LightningModule, batch: Any) -> Any:
-    """Returns a batch of a loader after all hooks, on the device; Lightning's strategy leaves out the first hook."""
-    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
-    return trainer.strategy.batch_to_device(batch)
 
 
 def is_attached(module: LightningModule) -> bool:

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vit_lightning.errors import CannotResume, UserError
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.training.callbacks import accumulated_in
 from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far
@@ -100,10 +100,7 @@ class OwnState(Callback):
             parts, (now, _) = {"trainer": trainer, **_parts(trainer)}, _attributes(trainer)
             device = trainer.strategy.root_device
             with torch.serialization.safe_globals(_OF_NUMPY):
-                found = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
-            if isinstance(found, dict):
-                raise CannotResume("the checkpoint was written by an earlier version: it lacks what was logged so far")
-            kept, logged = found
+                kept, logged = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
             made = {place: pickle.loads(value) for place, value in self._made.items()}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):

@@ -131,7 +131,7 @@ class KNNProbe(Probe):
     with weight exp(similarity / temperature), as in Wu et al. 2018, DINO's ``eval_knn.py``, dinov3's ``eval/knn.py``.
 
     Args:
-        k: number of neighbours; of several, the best is logged, an optimistic choice on the same validation images.
+        k: number of neighbours.
         temperature: temperature of the votes.
         every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
             of max_epochs has one too.
@@ -142,31 +142,25 @@ class KNNProbe(Probe):
 
     def __init__(
         self,
-        k: int | list[int] = 20,
+        k: int = 20,
         temperature: float = 0.07,
         *,
         every_n_epochs: int = 1,
         train_images: int | None = 10_000,
     ) -> None:
         super().__init__(every_n_epochs=every_n_epochs, train_images=train_images)
-        self.k, self.temperature = [k] if isinstance(k, int) else list(k), temperature
-        refuse(
-            problems_of(
-                ("k", k, bool(self.k) and min(self.k, default=0) >= 1, "at least 1"),
-                ("temperature", temperature, 0.0 < temperature < math.inf, "a finite number above 0"),
-            )
-        )
+        self.k, self.temperature = k, temperature
+        is_number = 0.0 < temperature < math.inf
+        refuse(at_least(1, k=k), problems_of(("temperature", temperature, is_number, "a finite number above 0")))
 
     def measure(self, train: Features, val: Features, classes: int, generator: torch.Generator) -> Sequence[float]:
         known, votes = F.normalize(train.vectors), F.one_hot(train.labels, classes).float()
-        correct = torch.zeros(len(self.k), dtype=torch.int64)
+        correct = torch.tensor(0)
         for vectors, labels in _parts(val, 256):
-            similarity, nearest = (F.normalize(vectors) @ known.T).topk(min(max(self.k), len(known)))
+            similarity, nearest = (F.normalize(vectors) @ known.T).topk(min(self.k, len(known)))
             weight = (similarity / self.temperature).softmax(dim=1)[:, None]
-            for number, k in enumerate(self.k):
-                prediction = (weight[..., :k] @ votes[nearest[:, :k]])[:, 0].argmax(dim=1)
-                correct[number] += (prediction == labels).sum().cpu()
-        return [float(correct.max()) / len(val.labels)]
+            correct += ((weight @ votes[nearest])[:, 0].argmax(dim=1) == labels).sum().cpu()
+        return [float(correct) / len(val.labels)]
 
 
 class LinearProbe(Probe):

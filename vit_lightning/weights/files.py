@@ -123,8 +123,7 @@ def read_weights(place: str | Path, key: str = "source") -> WeightsFile:
 
     Args:
         place: run folder, checkpoint, .safetensors, .pth, .pt, .bin, .pth.tar, .npz, folder of ``save_pretrained`` or
-            of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or
-            https://...#sha256=CHECKSUM.
+            of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS.
         key: option that errors name.
 
     Raises:
@@ -156,7 +155,7 @@ def _read(place: str, key: str) -> WeightsFile:
         tensors, notes = _tidy(network.state_dict())
         view, unread = described(about)
         return WeightsFile(place, None, tensors, about, view=view, unread=unread, notes=notes, network=network)
-    if name and library not in PLACES and not name.startswith("//") and not Path(place).exists():
+    if name and library not in PLACES and not Path(place).exists():
         raise UserError(f"{library}: is none of {', '.join(PLACES)}{meant(library, PLACES)}")
     path = hub_folder(name) if library == "hf-hub" else Path(place)
     path = artifact_path(place, key, DOWNLOADS) if library == "wandb" else path

@@ -99,8 +99,8 @@ def open_source(
 
     Args:
         place: run folder (its best checkpoint), checkpoint, .safetensors, .pth, .pt, .bin, .pth.tar, .npz, folder of
-            ``save_pretrained`` or of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME,
-            wandb:ENTITY/PROJECT/ARTIFACT:ALIAS, or https://...#sha256=CHECKSUM; or weights that were read from there.
+            ``save_pretrained`` or of an export, hf-hub:owner/name, timm:NAME, torchvision:NAME, or
+            wandb:ENTITY/PROJECT/ARTIFACT:ALIAS; or weights that were read from there.
         make_network: makes the network of the config in a file.
         image_size: height and width in pixels of its images, if not those of its training: positions are resized.
         num_classes: classes of a new head; 0 for features.
