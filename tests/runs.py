@@ -63,6 +63,5 @@ def logged_rows(folder: Path) -> list[dict[str, Any]]:
     from vit_lightning.storage.metrics import read_metrics
 
     return [
-        {k: v for k, v in row.items() if k != "time" and not k.startswith(("speed/", "system/"))}
-        for row in read_metrics(folder)
+        {k: v for k, v in row.items() if k != "time" and not k.startswith("speed/")} for row in read_metrics(folder)
     ]

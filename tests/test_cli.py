@@ -12,7 +12,9 @@ import sys
 
 import pytest
 import yaml
+from processes import Running
 from runs import SMALL
+from test_group_signals import in_ranks
 from wandb_command import assert_delivered
 from wandb_stub import read_wandb_file
 
@@ -52,11 +54,6 @@ def test_a_command_says_that_it_loads_torch_before_it_does(monkeypatch, capsys):
     assert said("ablate")[0] == f"{line}\n"
     for words in (["test"], ["configs", "digits"], ["fit", "--print_config"], ["ablate", "--help"]):
         assert line not in "".join(said(*words))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for command in ("fit", "test", "summary"):
-        out, err = said(command)
-        assert out == ""
-        assert err.startswith(f"{line}\nlightning {command}: ")
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert line not in "".join(said("fit"))
 
@@ -71,14 +68,8 @@ def test_the_version_is_the_package_s(capsys):
     )
 
 
-def test_a_pipe_that_breaks_is_told_from_a_reader_that_has_gone(monkeypatch, tmp_path):
-    def fail(folder):
-        raise BrokenPipeError("a worker is gone")
-
-    monkeypatch.setattr("vit_lightning.ablation.publish.sync", fail)
-    with pytest.raises(BrokenPipeError):
-        main(["sync", str(tmp_path)])
-    command = [sys.executable, "-m", "vit_lightning", "fit", "--help"]
+def test_a_reader_that_has_gone_ends_a_command_without_a_word():
+    command = [sys.executable, "-m", "vit_lightning", "configs"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -92,13 +83,6 @@ def test_a_reader_that_has_gone_ends_no_run(monkeypatch):
         monkeypatch.setattr(sys, "stdout", pipe)
         say("results")
         monkeypatch.undo()
-
-
-def test_the_installed_command_answers_a_mistake_too(installed):
-    result = installed("trian")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("lightning: there is no command trian (choose fit, ")
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_command_explains_its_options(capsys):
@@ -204,15 +188,6 @@ def test_fit_takes_the_arguments_of_w_and_b_s_agent(in_folder, capsys):
     assert "arm={" in capsys.readouterr().err
 
 
-def test_a_mistake_is_answered_without_a_traceback(lightning, tmp_path):
-    result = lightning("fit", *SMALL, "--model.patch_size=3")
-    assert result.returncode == 2
-    assert result.stderr.splitlines() == [
-        "lightning fit: model.patch_size=3 does not divide image_size=8 (squares that do: 1, 2, 4, 8)"
-    ]
-    assert not list(tmp_path.iterdir())
-
-
 LOADED = """import pathlib, sys
 from lightning.pytorch import Callback
 class Loaded(Callback):
@@ -245,7 +220,8 @@ def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
 
 def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
     flags = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=50"]
-    result = lightning("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
+    arguments = ("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
+    result = Running(in_ranks, *arguments, folder=tmp_path).finish()
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["steps"] == 26
@@ -260,16 +236,6 @@ def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
     again = json.loads((tmp_path / "alone" / "results.json").read_text())
     for name, value in again.items():
         assert results[name] == pytest.approx(value, abs=1e-6), name
-
-
-def test_a_class_in_a_file_beside_the_config_is_found(lightning, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import torch\nclass Net(torch.nn.Sequential):\n"
-        "    def __init__(self, num_classes: int):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
-    )
-    result = lightning("fit", "--model.class_path=mine.Net", "--trainer.max_epochs=1", "--out=run")
-    assert result.returncode == 0, result.stderr
 
 
 def test_a_further_rank_of_a_program_continues_after_the_command(monkeypatch):

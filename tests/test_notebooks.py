@@ -16,12 +16,24 @@ def read_code(path):
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
-def test_the_notebooks_run_from_top_to_bottom(monkeypatch):
+ABLATION = [path for path in ENGLISH if "ablate" in path.read_text()]
+"""Takes a minute; what it calls is tested in ``tests/ablation`` and ``tests/faults``."""
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [[path for path in ENGLISH if path not in ABLATION], pytest.param(ABLATION, marks=pytest.mark.full)],
+    ids=["others", "ablation"],
+)
+def test_the_notebooks_run_from_top_to_bottom(paths, monkeypatch):
+    """For an epoch, in one process: imports take longer than the cells."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("WANDB_MODE", "disabled")  # of a dozen runs; what W&B gets is tested elsewhere
     all_cells = nbformat.v4.new_notebook()
-    for path in ENGLISH:  # in one process, since imports take longer than the cells
+    for path in paths:
         all_cells.cells += [*nbformat.read(path, as_version=4).cells, nbformat.v4.new_code_cell("%reset -f")]
+    for cell in all_cells.cells:
+        cell.source = re.sub(r"(max_epochs|every_n_epoch): \d+", r"\1: 1", cell.source)
     NotebookClient(all_cells, timeout=900).execute()
 
 

@@ -7,13 +7,13 @@ import json
 import pytest
 import throughput
 import torch
-from runs import REPOSITORY
 
 from vit_lightning.training.fast_paths import FastViT
 
 OTHER = "nn.TransformerEncoder"
 
 
+@pytest.mark.full
 def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_path, monkeypatch, capsys):
     path = tmp_path / "throughput.json"
     rows = throughput.measure("tiny", precision="fp32", mode="inference", rounds=3, calls=2, names=[OTHER])
@@ -42,40 +42,6 @@ def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_pat
     assert f"**{throughput.interval(other)}**, {OTHER} |" in text
     assert text.index("**training, fp32**") < text.index("**inference, fp32**")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_another_checkout_of_the_package_is_measured_beside_this_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "NETWORKS", dict(throughput.NETWORKS))
-    path = tmp_path / "pair.json"
-    small = ("--shapes=tiny", "--precision=fp32", "--mode=inference", "--minutes=0", "--calls=1", f"--out={path}")
-    monkeypatch.setattr("sys.argv", ["throughput.py", *small, f"--checkout={REPOSITORY}"])
-    throughput.main()
-    rows = [row for row in json.loads(path.read_text()) if row["kind"] == "network"]
-    assert [(row["name"], row["rounds"]) for row in rows] == [("ours", 12), (throughput.CHECKOUT, 12)]
-    other = throughput.NETWORKS[throughput.CHECKOUT](throughput.SHAPES["tiny"])
-    assert type(other).__name__ == "FastViT"
-    assert not isinstance(other, throughput.ViT), "it is of modules of its own"
-    monkeypatch.setattr("sys.argv", ["throughput.py", *small, f"--checkout={tmp_path}"])
-    with pytest.raises(SystemExit, match="there is no vit_lightning"):
-        throughput.main()
-
-
-def test_a_misspelt_mode_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["throughput.py", "--mode=train"])
-    with pytest.raises(SystemExit):
-        throughput.main()
-    assert "train (choose from training,inference)" in capsys.readouterr().err
-
-
-def test_those_clearly_slower_than_ours_are_left_out_but_for_the_fastest_equal_one():
-    own = throughput.OWN_DEFAULTS
-    seconds = {"ours": 1.0, "timm": 1.2, "torchvision": 1.3, own: 1.4, "2048 x 2048 x 2048": 9.0}
-    rounds = throughput.Rounds({name: [value] * 5 for name, value in seconds.items()})
-    assert throughput.clearly_slower(rounds) == ["torchvision", own]
-    rounds.seconds["timm"][:] = [2.0] * 5
-    assert throughput.clearly_slower(rounds) == ["timm", own]
-    rounds.seconds["timm"][0] = 1.2
-    assert throughput.clearly_slower(rounds) == [own], "its interval begins at 1.2"
 
 
 def test_the_table_has_geometric_means_and_fewer_rounds():

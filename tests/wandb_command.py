@@ -76,7 +76,7 @@ def assert_delivered(rows: Iterable[dict[str, Any]], folder: Path) -> None:
 
 def end_runs() -> None:
     """Ends runs in four ways, and as an agent's those that a cluster or the agent has stopped."""
-    for name, fault in (("bad", Diverged("loss is nan")), ("lost", OSError("gone"))):
+    for name, fault in (("bad", Diverged("loss is nan")), ("lost", OSError("gone api_key=KEY"))):
         end_run(name, fault)
     for name, code in (("cut", 143), ("queued", 138)):
         end_run(name, SystemExit(code))

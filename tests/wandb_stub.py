@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             return {"entity": {"xxhashDigestsEnabled": False}}
         if name == "CreateArtifact":
             number = str(len(server.artifacts))
-            server.artifacts.append({**asked, "id": number, "files": {}, "used": False})
+            server.artifacts.append({**asked, "id": number, "files": {}})
             made = {"id": number, "state": "PENDING", "artifactSequence": {"latestArtifact": None}}
             return {"createArtifact": {"artifact": made}}
         if name in ("CreateArtifactManifest", "UpdateArtifactManifest"):
@@ -154,9 +154,6 @@ class Handler(BaseHTTPRequestHandler):
         if name == "CommitArtifact":
             found = server.artifacts[int(asked["artifactID"])]
             return {"commitArtifact": {"artifact": {"id": found["id"], "digest": found["digest"]}}}
-        if name == "UseArtifact":
-            server.artifacts[int(asked["artifactID"])]["used"] = True
-            return {"useArtifact": {"artifact": {"id": asked["artifactID"]}}}
         if name == "FetchOrgInfoFromEntity":
             return {"entity": {"organization": {"name": "org", "orgEntity": {"name": "org-entity"}}, "user": None}}
         if name == "LinkArtifact":

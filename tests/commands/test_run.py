@@ -24,7 +24,6 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
-from vit_lightning.training import fast_paths
 from vit_lightning.training.callbacks import StepSeeds
 
 
@@ -40,7 +39,6 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys):
         "environment.json",
         "checkpoints",
         "metrics.jsonl",
-        "warnings.log",
         "validation",
         "test_predictions.npz",
         "curves.png",
@@ -360,8 +358,6 @@ def test_the_folder_tells_where_a_run_took_place(results):
     environment = json.loads(Path("out/environment.json").read_text())
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert {"command", "python", "processor", "cores", "gpus", "git", "started"} <= set(environment)
-    assert environment["fast_paths"] == {"option": "auto", "forms": fast_paths.describe("cpu", torch.float32)}
-    assert "torch.float32" in environment["fast_paths"]["forms"]["attention"]
 
 
 def test_test_predictions_agree_with_the_accuracy(results):
@@ -370,19 +366,6 @@ def test_test_predictions_agree_with_the_accuracy(results):
     assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["test/acc"])
     assert 0.1 <= table["confidence"].min() <= table["confidence"].max() <= 1
     assert Path("out/test_predictions.npz").stat().st_size < 8000
-
-
-def test_warnings_are_kept_in_the_folder(in_folder):
-    Path("page.yaml").write_text("trainer: {callbacks: [{class_path: loud.Loud}]}\n")
-    Path("loud.py").write_text(
-        "import warnings\nfrom lightning.pytorch import Callback\n"
-        "class Loud(Callback):\n    def on_train_start(self, *_):\n        warnings.warn('something is odd')\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(in_folder)
-        with pytest.warns(UserWarning, match="something is odd"):
-            fit(resolve([*SMALL, "--out=out", "--config=page.yaml"]))
-    assert "UserWarning: something is odd" in Path("out/warnings.log").read_text()
 
 
 def test_the_curves_are_a_picture(results):

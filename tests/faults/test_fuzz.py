@@ -23,13 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import fake_runs
-import numpy as np
 import processes
 import pytest
 import torch
 import yaml
-from PIL import Image
-from runs import REPOSITORY, SMALL
+from runs import SMALL
 
 CASES, SEED = int(os.environ.get("VITL_FUZZ", 50)), int(os.environ.get("VITL_FUZZ_SEED", 0))
 SECONDS = 10
@@ -119,13 +117,6 @@ def rewrite(path: Path, draw: random.Random, values: tuple[Any, ...] = VALUES + 
         path.write_bytes(harm(content, draw))
 
 
-def config_case(made: Path, draw: random.Random) -> list[str]:
-    files = sorted(path for path in REPOSITORY.glob("experiments/digits*.yaml"))
-    shutil.copy(draw.choice([*files, made / "run/config.yaml"]), "c.yaml")
-    rewrite(Path("c.yaml"), draw, VALUES)
-    return ["fit", "--config=c.yaml", "--print_config"]
-
-
 def checkpoint_case(made: Path, draw: random.Random) -> list[str]:
     from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 
@@ -155,12 +146,6 @@ def weights_case(made: Path, draw: random.Random) -> list[str]:
     return read_by(draw, source.name)
 
 
-def image_case(made: Path, draw: random.Random) -> list[str]:
-    source = draw.choice(sorted((made / "images").iterdir()))
-    Path(f"x{source.suffix}").write_bytes(harm(source.read_bytes(), draw))
-    return ["predict", f"x{source.suffix}", f"--ckpt={made / 'run'}"]
-
-
 def run_case(made: Path, draw: random.Random) -> list[str]:
     shutil.copytree(made / "run", "run")
     resumed = draw.random() < 0.5
@@ -187,14 +172,13 @@ def read_by(draw: random.Random, source: str) -> list[str]:
     return draw.choice((*commands, ["test", f"--ckpt={source}", "--out=test"]))
 
 
-CASES_OF = {"config": config_case, "checkpoint": checkpoint_case, "weights": weights_case}
-CASES_OF |= {"image": image_case, "run": run_case, "ledger": ledger_case}
+CASES_OF = {"checkpoint": checkpoint_case, "weights": weights_case, "run": run_case, "ledger": ledger_case}
 """What makes a case in the working folder: the words of a command."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What cases change: a run, weights of several kinds, images, an ablation."""
+    """What cases change: a run, weights of several kinds, an ablation."""
     from vit_lightning.cli import main
 
     folder = tmp_path_factory.mktemp("made")
@@ -206,17 +190,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("a.safetensors", "b.pth", "c.npz"):
             assert main(["convert", "run", f"weights/{name}", "--to=timm"]) == 0
         assert main(["export", "--ckpt=run", "--to=hf", "--out=weights/hf"]) == 0
-        Path("images").mkdir()
-        pixels = Image.fromarray(np.random.default_rng(0).integers(0, 255, (24, 20), dtype=np.uint8))
-        for mode, suffix in (
-            ("L", "png"),
-            ("RGB", "jpg"),
-            ("P", "gif"),
-            ("RGB", "webp"),
-            ("CMYK", "tiff"),
-            ("1", "bmp"),
-        ):
-            pixels.convert(mode).save(f"images/{mode}.{suffix}")
         Path("c.yaml").write_text("model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ndata: Digits\n")
         Path("plan.yaml").write_text(PLAN)
         fake_runs.pretend("plan.yaml", "study")

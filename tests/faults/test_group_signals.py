@@ -12,7 +12,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import harness
-import processes
 import pytest
 import warm_rank
 
@@ -26,23 +25,14 @@ LAST = "run/checkpoints/last.ckpt"
 def in_group(*arguments: str) -> None:
     """Runs the command as the first of a process group, which starts the second rank."""
     os.setsid()
-    processes.command(*arguments)
+    harness.run_command(*arguments)
 
 
 def in_ranks(*arguments: str) -> None:
     """The same, with a second rank that has imported everything."""
     os.setsid()
     warm_rank.prepare(*arguments)
-    processes.command(*arguments)
-
-
-def in_terminal(slave: str, *arguments: str) -> None:
-    """Runs the command as the foreground process of a terminal."""
-    os.setsid()
-    terminal = os.open(slave, os.O_RDWR)  # the terminal of this session from now on
-    for number in (0, 1, 2):
-        os.dup2(terminal, number)
-    processes.command(*arguments)
+    harness.run_command(*arguments)
 
 
 def setting(workers: int, ranks: int) -> tuple[str, ...]:
@@ -177,24 +167,3 @@ def test_row_09_twenty_signals_to_the_group_at_random_moments(tmp_path, wholes, 
         count += 1
     last = f"{finished} of them to a finished run"
     print(f"{workers} workers, {ranks} ranks: {count} signals, {last}, the slowest end took {slowest:.1f} s")
-
-
-def test_row_08_ctrl_c_in_a_terminal(tmp_path, wholes):
-    flags = setting(workers=2, ranks=1)
-    master, slave = os.openpty()
-    process = harness.start(
-        tmp_path, os.ttyname(slave), "fit", *harness.FLAGS, *flags, fault="0:*:batch_start:SLEEP", call=in_terminal
-    )
-    until = time.monotonic() + 60
-    while not (tmp_path / "witness0.jsonl").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    os.write(master, b"\x03")
-    assert ended(process, 15) == 130
-    os.set_blocking(master, False)
-    said = os.read(master, 1 << 16).decode()
-    os.close(slave)
-    os.close(master)
-    assert "stopping after this step" in said, said
-    (tmp_path / "log.txt").write_text(said)
-    is_whole(tmp_path, 130)
-    go_on(tmp_path, wholes(flags)[0], flags)

@@ -22,7 +22,8 @@ def write_splits(root: Path, *, train: int = 60, other: int = 10) -> Path:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="needs the extra datasets")
-@pytest.mark.parametrize("workers", [(0, 2), pytest.param((2, 0), marks=pytest.mark.full)], ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [(0, 2), (2, 0)], ids=str)
 def test_a_run_on_tables_that_is_killed_in_mid_epoch_continues_at_the_right_image(tmp_path, workers):
     images = write_splits(tmp_path / "images")
     for split in ("train", "val", "test"):

@@ -89,30 +89,22 @@ def outcome(folder: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_beside_the_config_is_killed_once_and_resumes_to_the_same_bits(tmp_path, part):
-    whole, killed = (write_project(tmp_path / name, part) for name in ("whole", "killed"))
+WAYS = {"KILL": -9, "TERM": 143}
+
+
+@pytest.mark.parametrize(
+    ("part", "way"), [*((part, "KILL") for part in PARTS), *((part, "TERM") for part in ("module", "dataset"))]
+)
+def test_a_part_beside_the_config_is_ended_once_and_resumes_to_the_same_bits(tmp_path, part, way):
+    whole, ended = (write_project(tmp_path / name, part) for name in ("whole", "ended"))
     assert harness.command(whole, *START) == 0, harness.log(whole)[-3000:]
     # within an epoch, but for loaders that are not ours, which begin an interrupted epoch again
-    fault = f"0:{24 if part == 'data module' else 13}:batch_start:KILL"
-    assert harness.command(killed, *START, fault=fault) == -9, harness.log(killed)[-3000:]
-    (tmp_path / "killed" / "project").rename(tmp_path / "killed" / "moved")  # the run has its own copy
-    assert harness.resume(killed) == 0, harness.log(killed)[-3000:]
-    assert not harness.differences(outcome(whole), outcome(killed))
-    assert harness.command(killed, "test", "--ckpt=run", "--trust") == 0, harness.log(killed)[-3000:]
-
-
-@pytest.mark.parametrize("part", ["module", "data module", "dataset"])
-def test_a_run_of_own_parts_is_ended_by_a_signal_and_resumes_to_the_same_bits(tmp_path, part):
-    whole, stopped = (write_project(tmp_path / name, part) for name in ("whole", "stopped"))
-    assert harness.command(whole, *START) == 0, harness.log(whole)[-3000:]
-    assert harness.command(stopped, *START, fault="0:13:batch_start:TERM") == 143, harness.log(stopped)[-3000:]
-    said = harness.log(stopped)
-    assert "to resume: lightning fit --resume run" in said
-    assert read_checkpoint(stopped / "run/checkpoints/last.ckpt")["global_step"] == 14
-    assert harness.resume(stopped) == 0, harness.log(stopped)[-3000:]
-    if part != "data module":  # whose loaders begin an interrupted epoch again
-        assert not harness.differences(outcome(whole), outcome(stopped))
+    fault = f"0:{24 if part == 'data module' else 13}:batch_start:{way}"
+    assert harness.command(ended, *START, fault=fault) == WAYS[way], harness.log(ended)[-3000:]
+    (tmp_path / "ended" / "project").rename(tmp_path / "ended" / "moved")  # the run has its own copy
+    assert harness.resume(ended) == 0, harness.log(ended)[-3000:]
+    assert not harness.differences(outcome(whole), outcome(ended))
+    assert harness.command(ended, "test", "--ckpt=run", "--trust") == 0, harness.log(ended)[-3000:]
 
 
 def test_each_part_is_an_arm_of_an_ablation(tmp_path):

@@ -1,11 +1,11 @@
-"""Rows 1, 2, 3, 5, 17 and 19 of the fault plan: a run that is killed ends as if it had not been."""
+"""A run that is killed, or ended by a signal, comes out as if it had not been; what holds a run folder."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 import yaml
 from tensors import write_images
 
-from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.checkpoint_files import newest_checkpoint, read_checkpoint
 from vit_lightning.storage.metrics import read_metrics
 
 VARIANTS = {
@@ -85,32 +85,77 @@ def test_row_01_the_comparison_sees_a_change_of_any_part(whole):
         assert found.startswith(f".{part}")
 
 
-@pytest.mark.full
-def test_row_01_the_comparison_sees_another_seed(tmp_path, uninterrupted):
-    assert harness.fit(tmp_path, "--seed_everything=1") == 0
-    found = " ".join(harness.differences(uninterrupted(), harness.outcome(tmp_path)))
-    for part in (".weights", ".optimizer", ".batches", ".rows", ".predictions"):
-        assert part in found
-
-
-def test_row_01_killed_before_the_second_step(tmp_path, uninterrupted):
-    check_chain(tmp_path, uninterrupted(), "0:1:batch_start:KILL")
+ACCUMULATE = "--trainer.accumulate_grad_batches="
+EIGHT = "--checkpoint.every_n_steps=null"
+"""Checkpoints at ends of epochs alone, every eight steps."""
+STOP_EARLY = '--trainer.callbacks+=[{"class_path": "EarlyStopping", "monitor": "val/loss", "stopping_threshold": 9.0}]'
+MAX_STEPS = ("--trainer.val_check_interval=0.5", "--trainer.max_steps=20", EIGHT)
+COMPILED = ("--compile=true", "--trainer.precision=bf16-mixed", "--ema.decay=0.9", "--model.drop_path=0.2")
+COMPILED += ("--model.depth=2", "--model.patch_dropout=0.3", "--model.activation_checkpointing=true")
+CODES = {"KILL": -9, "TERM": 143, "INT": 130, "USR1": 138}
+ENDED = {
+    "1:batch_start:KILL": (),
+    "11:ckpt_write:KILL": (),
+    "16:val:KILL": (EIGHT,),
+    "9:after_backward:USR1": (EIGHT,),
+    "10:batch_start:TERM": (f"{ACCUMULATE}2", EIGHT),
+    "8:train_end:KILL": (STOP_EARLY,),
+    "16:best_write:LATE_KILL": (),
+    "11:ckpt_write:LATE_TERM": (),
+}
+"""Flags of a run by how it is ended: before a step, within, in a validation, while a file is written."""
+ENDED_TOO = [
+    *((f"12:{point}:KILL", ()) for point in ("forward", "after_backward", "after_opt_step")),
+    *((f"{point}:KILL", ()) for point in ("16:val", "11:ckpt_done", "16:ckpt_done")),
+    *((f"{point}:LATE_KILL", ()) for point in ("11:ckpt_write", "16:best_done", "15:ckpt_write")),
+    *((f"{point}:{kind}", ()) for point, kind in (("16:best_write", "LATE_INT"), ("15:ckpt_write", "LATE_USR1"))),
+    *((f"11:{point}", (EIGHT,)) for point in ("batch_start:TERM", "forward:INT")),
+    *((point, (EIGHT,)) for point in ("15:forward:TERM", "16:val:TERM", "16:epoch_end:TERM", "32:val:INT")),
+    *((f"{step}:val:KILL", MAX_STEPS) for step in (4, 16, 20)),
+    ("10:after_backward:TERM", VARIANTS["average of weights"]),
+    *(("13:batch_start:KILL", (f"--trainer.precision={precision}",)) for precision in ("64-true", "bf16-true")),
+    ("13:batch_start:KILL", COMPILED),
+    ("14:batch_start:KILL", (f"{ACCUMULATE}4", "--trainer.val_check_interval=3")),
+    ("14:batch_start:KILL", ("--trainer.precision=bf16-true", f"{ACCUMULATE}4", "--trainer.val_check_interval=3")),
+    ("14:batch_start:KILL", ("--trainer.val_check_interval=5", "--trainer.check_val_every_n_epoch=null")),
+]
+WHILE_WRITING = {"11:ckpt_write": (11, 8), "16:best_write": (16, 8), "16:best_done": (16, 16), "15:ckpt_write": (15, 8)}
+"""Steps of the newest and the best checkpoint behind a kill while training goes on during a write."""
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param("12:forward", marks=pytest.mark.full),
-        pytest.param("12:after_backward", marks=pytest.mark.full),
-        pytest.param("12:after_opt_step", marks=pytest.mark.full),
-        pytest.param("16:val", marks=pytest.mark.full),
-        "11:ckpt_write",
-        pytest.param("11:ckpt_done", marks=pytest.mark.full),
-        pytest.param("16:ckpt_done", marks=pytest.mark.full),
-    ],
+    ("fault", "flags"), [*ENDED.items(), *(pytest.param(*case, marks=pytest.mark.full) for case in ENDED_TOO)]
 )
-def test_row_01_killed_within_a_step(tmp_path, uninterrupted, fault):
-    check_chain(tmp_path, uninterrupted(), f"0:{fault}:KILL")
+def test_a_run_that_is_ended_once_comes_out_as_if_it_had_not_been(tmp_path, uninterrupted, fault, flags):
+    expected = uninterrupted(*(flag for flag in flags if flag != EIGHT))
+    step, point, kind = fault.split(":")
+    code = CODES[kind.removeprefix("LATE_")]
+    assert harness.fit(tmp_path, *flags, fault=f"0:{fault}") == code, harness.log(tmp_path)
+    checkpoint, checkpoints = newest_checkpoint(tmp_path / "run").checkpoint, tmp_path / "run/checkpoints"
+    accumulated = next((int(flag[-1]) for flag in flags if flag.startswith(ACCUMULATE)), 1)
+    if code > 0:  # after the step
+        trained = len((tmp_path / "witness0.jsonl").read_text().splitlines())
+        assert checkpoint["global_step"] == trained // accumulated
+        assert "to resume: lightning fit --resume run" in harness.log(tmp_path)
+        assert "Traceback" not in harness.log(tmp_path)
+        assert not list(checkpoints.glob(".*"))
+    if kind == "LATE_KILL":
+        assert len(list(checkpoints.glob(".*.part"))) == ("write" in point)
+        found = checkpoint["global_step"], read_checkpoint(checkpoints / "best.ckpt")["global_step"]
+        assert found == WHILE_WRITING[f"{step}:{point}"]
+    if point == "val" and EIGHT in flags:
+        assert checkpoint["global_step"] == int(step)
+        assert checkpoint["before_validation"] or flags == MAX_STEPS
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
+    outcome = harness.outcome(tmp_path)
+    if STOP_EARLY in flags:  # the last file is that of the epoch's end, which was also that of training
+        parts = ("best", "rows", "results", "predictions", "batches", "optimizer", "schedule")
+        expected, outcome = ({name: found[name] for name in parts} for found in (expected, outcome))
+    assert not harness.differences(expected, outcome)
+    assert not list(checkpoints.glob(".*"))
+    results, before = json.loads((tmp_path / "run/results.json").read_text()), checkpoint["callbacks"]["Stopwatch"]
+    assert results["seconds"] > results["train_seconds"] >= round(before["seconds"], 3)
+    assert results["seconds"] > before["run_seconds"]
 
 
 @pytest.mark.full
@@ -135,43 +180,10 @@ def test_row_02_and_19_fifty_random_kills(tmp_path, uninterrupted, averaged):
     assert not harness.orphans(tmp_path)
 
 
-@pytest.mark.full
-def test_row_02_three_random_kills(tmp_path, uninterrupted):
-    flags = ("--trainer.max_epochs=12", "--trainer.accumulate_grad_batches=2", "--data.num_workers=2")
-    kills = harness.punish(tmp_path, *flags, seed=7, kills=3, apart=(1.0, 2.0))
-    assert kills >= 1, "it never ran long enough"
-    assert not harness.differences(uninterrupted(*flags), harness.outcome(tmp_path))
-
-
-PAIRS = [
-    ("average of weights", (8, 10)),
-    ("validation in mid-epoch", (12, 13)),
-    ("accumulate 2", (13, 15)),
-    ("plain", (7, 8)),
-    ("accumulate 3", (11, 12)),
-    ("average of weights of Lightning", (8, 10)),
-    ("ended by steps", (16, 18)),
-    ("plain", (8, 9)),
-    ("plain", (15, 17)),
-    ("accumulate 2", (8, 9)),
-    ("accumulate 3", (7, 8)),
-    ("average of weights", (7, 8)),
-    ("validation in mid-epoch", (4, 5)),
-    ("ended by steps", (8, 9)),
-]
-
-
 def test_row_03_three_kills_around_ends_of_epoch_and_validations_of_averaged_weights(tmp_path, uninterrupted):
     flags = VARIANTS["average of weights"] + VARIANTS["validation in mid-epoch"]
     faults = [f"0:{step}:batch_start:KILL" for step in (8, 10, 12)]
     check_chain(tmp_path, uninterrupted(*flags), *faults, flags=flags)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("variant", "pair"), PAIRS)
-def test_row_03_two_kills_around_an_epoch_s_end(tmp_path, uninterrupted, variant, pair):
-    faults = [f"0:{step}:batch_start:KILL" for step in pair]
-    check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
 @pytest.mark.full
@@ -206,54 +218,6 @@ def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterr
     check_chain(tmp_path / "student", uninterrupted(*flags), *faults, flags=flags)
 
 
-PARTICULAR = {
-    "double precision": ("13:batch_start:KILL", ("--trainer.precision=64-true",)),
-    "half precision": ("13:batch_start:KILL", ("--trainer.precision=bf16-true",)),
-    "asked to end, with an average of weights": ("10:after_backward:TERM", VARIANTS["average of weights"]),
-    "compiled": (
-        "13:batch_start:KILL",
-        (
-            *("--compile=true", "--trainer.precision=bf16-mixed", "--ema.decay=0.9", "--model.drop_path=0.2"),
-            *("--model.depth=2", "--model.patch_dropout=0.3", "--model.activation_checkpointing=true"),
-        ),
-    ),
-    "killed after an early stop": (
-        "8:train_end:KILL",
-        ('--trainer.callbacks+=[{"class_path": "EarlyStopping", "monitor": "val/loss", "stopping_threshold": 9.0}]',),
-    ),
-    "validation while gradients accumulate": (
-        "14:batch_start:KILL",
-        ("--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=3"),
-    ),
-    "validation while gradients accumulate, in half precision": (
-        "14:batch_start:KILL",
-        ("--trainer.precision=bf16-true", "--trainer.accumulate_grad_batches=4", "--trainer.val_check_interval=3"),
-    ),
-    "best of a validation in mid-epoch": (
-        "14:batch_start:KILL",
-        ("--trainer.val_check_interval=5", "--trainer.check_val_every_n_epoch=null"),
-    ),
-}
-
-
-QUICK = ("killed after an early stop", "validation while gradients accumulate, in half precision")
-
-
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in PARTICULAR]
-)
-def test_row_04_what_a_review_found(tmp_path, uninterrupted, case):
-    fault, flags = PARTICULAR[case]
-    expected = uninterrupted(*flags)
-    assert harness.fit(tmp_path, *flags, fault=f"0:{fault}") in (-9, 143), harness.log(tmp_path)
-    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
-    outcome = harness.outcome(tmp_path)
-    if "early stop" in case:  # the last file is that of the epoch's end, which was also that of training
-        parts = ("best", "rows", "results", "predictions", "batches", "optimizer", "schedule")
-        expected, outcome = ({name: found[name] for name in parts} for found in (expected, outcome))
-    assert not harness.differences(expected, outcome)
-
-
 def test_row_03_first_weights_are_taken_once(tmp_path, finished):
     flags = (f"--init_from={finished / 'run'}", "--trainer.max_epochs=1")
     assert harness.fit(tmp_path / "whole", *flags) == 0
@@ -261,6 +225,7 @@ def test_row_03_first_weights_are_taken_once(tmp_path, finished):
     check_chain(tmp_path / "killed", harness.outcome(tmp_path / "whole"), *faults, flags=flags)
 
 
+@pytest.mark.full
 def test_row_17_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path, killed):
     copy(killed, tmp_path)
     change = ("--optimizer.lr=0.5", "--allow-config-change=optimizer.lr")
@@ -297,11 +262,10 @@ def copy(killed: Path, folder: Path) -> bytes:
         ("--trainer.devices=2",),
     ],
 )
-@pytest.mark.parametrize("allowed", [False, True])
-def test_row_05_what_would_make_other_batches_is_refused(tmp_path, killed, flags, allowed):
+def test_row_05_what_would_make_other_batches_is_refused(tmp_path, killed, flags):
     before = copy(killed, tmp_path)
     keys = [flag.strip("-").partition("=")[0] for flag in flags]
-    assert harness.resume(tmp_path, *flags, *([f"--allow-config-change={','.join(keys)}"] if allowed else [])) == 2
+    assert harness.resume(tmp_path, *flags, f"--allow-config-change={','.join(keys)}") == 2
     for key in keys:
         assert f"{key}=" in harness.log(tmp_path)
     assert (tmp_path / "run/checkpoints/last.ckpt").read_bytes() == before
@@ -347,6 +311,7 @@ def test_row_17_a_change_that_is_allowed_holds(tmp_path, killed):
     assert last["config"]["optimizer"]["lr"] == 0.5
 
 
+@pytest.mark.full
 def test_row_19_rows_outlive_kills(tmp_path):
     fault = "0:*:batch_start:SLEEP"
     for _ in range(3):
@@ -369,20 +334,15 @@ def test_row_19_rows_outlive_kills(tmp_path):
         assert steps == list(range(len(steps)))
 
 
-@pytest.mark.full
-def test_row_02_two_ranks_that_lightning_starts(tmp_path):
-    command = [str(Path(sys.executable).parent / "lightning"), "fit"]
-    ranks = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.num_workers=2"]
-    flags = [flag for flag in harness.FLAGS if "batch_size" not in flag] + ["--data.batch_size=81", *ranks]
-
-    def run(folder: Path, *arguments: str, fault: str = "") -> int:
-        folder.mkdir(exist_ok=True)
-        places = {"PYTHONPATH": os.pathsep.join([str(harness.HERE), *sys.path]), "VITL_FAULT": fault}
-        return subprocess.run([*command, *arguments], cwd=folder, env={**os.environ, **places}, timeout=300).returncode
-
-    assert run(tmp_path / "reference", *flags) == 0
-    assert run(tmp_path / "killed", *flags, fault="1:13:batch_start:KILL") != 0
-    assert run(tmp_path / "killed", "--resume=run") == 0
-    assert not harness.differences(harness.outcome(tmp_path / "reference"), harness.outcome(tmp_path / "killed"))
-    for number in (0, 1):
-        assert harness.batches(tmp_path / "reference", number) == harness.batches(tmp_path / "killed", number)
+def test_row_18_a_run_that_continues_is_held_against_others(tmp_path):
+    process = harness.start(tmp_path, "fit", *harness.FLAGS, fault="0:9:batch_start:STOP")
+    end = time.monotonic() + 60
+    while not (tmp_path / "run/checkpoints/last.ckpt").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert harness.resume(tmp_path) == 2
+    assert f"resume=run is in use by a live run (process {process.pid} on " in harness.log(tmp_path)
+    assert harness.fit(tmp_path) == 2
+    assert "out=run is in use by a live run" in harness.log(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)[-2000:]

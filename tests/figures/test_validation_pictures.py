@@ -35,16 +35,11 @@ class Seen(Callback):
     """What the validations of a run have measured."""
 
     def __init__(self):
-        self.metrics, self.raw = [], []
+        self.metrics = []
 
     def on_validation_end(self, trainer, pl_module):
         if not trainer.sanity_checking:
             self.metrics.append({name: float(value) for name, value in trainer.callback_metrics.items()})
-            network = pl_module.network.eval()  # with the weights without averaging
-            data = trainer.datamodule
-            batches = [data.model_input(data.on_before_batch_transfer(batch, 0), 0) for batch in data.val_dataloader()]
-            hits = [network(batch.images).argmax(dim=1) == batch.labels for batch in batches[:2]]
-            self.raw.append(float(torch.cat(hits).float().mean()))
 
 
 def train(folder, every, epochs=3, module=None, **arguments):
@@ -75,9 +70,8 @@ def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp
     shown = json.loads((tmp_path / "a/validation/epoch-0002.json").read_text())["sample"]["index"]
     assert {path.stem for path in (tmp_path / "a/validation/images").iterdir()} == {*map(str, shown)}
     told = [json.loads((tmp_path / f"a/validation/epoch-000{epoch}.json").read_text()) for epoch in (2, 3)]
-    for facts, metrics, raw in zip(told, seen.metrics[1:], seen.raw[1:], strict=True):
+    for facts, metrics in zip(told, seen.metrics[1:], strict=True):
         assert facts["accuracy"] == pytest.approx(metrics["val/acc"], abs=1e-6)
-        assert metrics["val/raw_acc"] == pytest.approx(raw)
         assert facts["images"] == sum(facts["class_images"]) == 96
         counts = np.zeros((10, 10))
         for true, predicted, count in facts["confusion"]:
@@ -93,13 +87,10 @@ def test_every_nth_and_the_last_epoch_have_pictures_and_training_is_the_same(tmp
         assert len(facts["sample"]["prediction"]) == len(facts["sample"]["confidence"]) == 30
     assert [(facts["epoch"], facts["step"]) for facts in told] == [(2, 7), (3, 11)]
     assert told[0]["sample"]["index"] == told[1]["sample"]["index"], "the same images, to see them change"
-    assert abs(seen.raw[1] - seen.metrics[1]["val/acc"]) > 0.05, "the average is another network"
-    assert [("val/raw_acc" in metrics) for metrics in seen.metrics] == [False, True, True]
 
     without, bare = train(tmp_path / "b", 0)
     assert not (tmp_path / "b" / "validation").exists()
-    assert bare.raw == seen.raw
-    assert [metrics.keys() - {"val/raw_acc"} for metrics in seen.metrics] == [{*metrics} for metrics in bare.metrics]
+    assert bare.metrics == seen.metrics
     assert all(torch.equal(value, without.state_dict()[name]) for name, value in trained.state_dict().items())
 
 

@@ -104,7 +104,7 @@ def write_run(folder: Path, *, seed: int, experiment: str = "digits", depth: int
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "environment.json").write_text(json.dumps({"run_id": f"id-{experiment}-{depth}-{seed}"}))
     (folder / "validation" / "epoch-0001.json").write_text('{"step": 1}')
-    names = ("train/loss", "val/acc", "val/loss", "lr", "optim/grad_norm", "speed/step_seconds", "system/memory_mb")
+    names = ("train/loss", "val/acc", "val/loss", "lr", "optim/grad_norm", "speed/step_seconds")
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 9, "epoch": 0, **dict.fromkeys(names, 0.5)}) + "\n")
     write_results(folder, {"test/acc": 0.5 + 0.01 * seed, "train_seconds": 3.0, "steps": 9})
 
@@ -135,10 +135,10 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
     ]
     assert runs["filters"]["filters"][0]["value"] == ["id-digits-1-0", "id-digits-1-1", "id-digits-2-0"]
     view = workspaces.Workspace._from_model(workspaces.internal.View.model_validate(spec))
-    assert [section.name for section in view.sections] == ["Quality", "Optimization", "Speed", "System", "Images"]
+    assert [section.name for section in view.sections] == ["Quality", "Optimization", "Speed", "Images"]
     lines = [panel for section in view.sections for panel in section.panels if isinstance(panel, reports.LinePlot)]
     shown = {panel.title: panel for panel in lines}
-    assert {"val/acc", "lr", "optim/grad_norm", "speed/step_seconds", "system/memory_mb"} <= {*shown}
+    assert {"val/acc", "lr", "optim/grad_norm", "speed/step_seconds"} <= {*shown}
     assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in shown.values()} == {("mean", "minmax")}
     assert view.sections[-1].panels[0].media_keys == ["images/validation"]
     report = reports.Report._from_model(

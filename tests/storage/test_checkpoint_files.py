@@ -25,11 +25,6 @@ def test_a_checkpoint_of_ours_without_a_checksum_is_damaged(tmp_path):
     assert torch.equal(read_checkpoint(path)["state_dict"]["network.weight"], torch.arange(3.0))
 
 
-def test_the_config_of_another_program_needs_no_checksum(tmp_path):
-    torch.save({"state_dict": WEIGHTS, "config": {"lr": 1}}, tmp_path / "theirs.ckpt")
-    assert read_checkpoint(tmp_path / "theirs.ckpt")["config"] == {"lr": 1}
-
-
 def test_each_file_can_be_read_again_whatever_state_callbacks_come_to_have(tmp_path):
     io, last = AtomicCheckpointIO(), tmp_path / "last.ckpt"
     contents = {"state_dict": WEIGHTS, "callbacks": {"Best": {"seen": [0.1, 0.3], "mean": 0.0}}}

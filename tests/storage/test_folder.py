@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import socket
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -44,22 +42,14 @@ def test_a_file_that_a_signal_or_a_full_disk_stops_leaves_nothing(tmp_path, monk
 def test_a_damaged_environment_is_written_anew(tmp_path, content):
     (tmp_path / "environment.json").write_text(content)
     name = run_id(tmp_path)
-    write_environment(tmp_path, run_id=name, precision="32-true", fast_paths={})
+    write_environment(tmp_path, run_id=name, precision="32-true")
     assert run_id(tmp_path) == name
-
-
-def bind(path: Path) -> None:
-    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as one:  # whose address has little room
-        one.bind(path.name)
 
 
 NO_FILES = {
     "pipe": os.mkfifo,
     "folder": Path.mkdir,
-    "socket": bind,
     "link": lambda path: path.symlink_to(path.parent / "precious"),
-    "link to nothing": lambda path: path.symlink_to(path.parent / "new"),
-    "link to itself": lambda path: path.symlink_to(path),
 }
 
 
@@ -73,7 +63,6 @@ def test_a_lock_that_is_no_file_is_neither_waited_for_nor_written(tmp_path, kind
     with pytest.raises(UserError, match=r"\.lock: a link to another place, or no file"), hold(tmp_path, "out"):
         pass
     assert (tmp_path / "precious").read_text() == "mine"
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("place", ["wandb", "checkpoints/wandb", "a/wandb"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,12 +57,6 @@ def test_a_float32_keeps_its_own_digits():
     assert json_number(torch.tensor(0.2)) == 0.2
     assert json_number(0.1 + 0.2) == 0.1 + 0.2
     assert json_number(16777217.0) == 16777217.0
-
-
-@pytest.mark.parametrize("place", [str, Path])
-def test_rows_are_read_from_a_text_or_a_path(tmp_path, place):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "x": 1}\n')
-    assert read_metrics(place(tmp_path)) == [{"step": 0, "x": 1}]
 
 
 @pytest.mark.parametrize("value", ["0.9", ["1"], {"a": 1}, None, True])

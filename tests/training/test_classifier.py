@@ -20,15 +20,6 @@ def trainer(**arguments: object) -> Trainer:
     return Trainer(accelerator="cpu", **{**QUIET, "max_epochs": 1, **arguments})
 
 
-def test_five_lines_of_python_train_and_test():
-    seed_everything(0, verbose=False)
-    module, data, run = ViTClassifier(small()), Digits(), trainer(max_epochs=2)
-    run.fit(module, data)
-    (results,) = run.test(module, data, verbose=False)
-    assert set(results) == {"test/loss", "test/acc", "test/acc5", "test/ece"}
-    assert results["test/acc"] > 0.15
-
-
 def test_accumulated_gradients_train_as_whole_batches_do_at_the_end_of_an_epoch_too():
     weights = []
     for size, batches in ((128, 1), (64, 2), (32, 4)):  # the last step of an epoch has 14 images, one batch each time
@@ -38,12 +29,6 @@ def test_accumulated_gradients_train_as_whole_batches_do_at_the_end_of_an_epoch_
         weights.append(torch.cat([weight.detach().flatten() for weight in module.network.parameters()]))
     for other in weights[1:]:
         torch.testing.assert_close(other, weights[0], rtol=1e-4, atol=1e-5)
-
-
-def test_a_training_step_needs_no_trainer():
-    module = ViTClassifier(small())
-    batch = torch.zeros(4, 1, 8, 8), torch.arange(4)
-    assert module.training_step(batch, 0) == module.step(batch, "train").loss
 
 
 def test_figures_of_an_epoch_are_those_of_all_its_images():
@@ -224,15 +209,6 @@ def test_the_calibration_error_is_that_of_probabilities():
         assert results["test/ece"] == pytest.approx(sum(gaps) / 360, abs=1e-5)
 
 
-def test_loaders_of_the_user_s_own_with_accumulation():
-    rates = Rates()
-    images = TensorDataset(torch.randn(20, 1, 8, 8), torch.arange(20) % 10)
-    run = trainer(callbacks=[rates], max_epochs=2, accumulate_grad_batches=2)
-    run.fit(ViTClassifier(small(), optimizer=OptimizerConfig(lr=1.0)), DataLoader(images, batch_size=5))
-    assert run.global_step == 4
-    assert rates.rates[::2] == pytest.approx([0.8535534, 0.5, 0.1464466, 0.0], abs=1e-6)
-
-
 def test_one_module_can_be_validated_trained_and_trained_again():
     module, data = ViTClassifier(small()), Digits(batch_size=400)
     trainer().validate(module, data, verbose=False)
@@ -241,11 +217,3 @@ def test_one_module_can_be_validated_trained_and_trained_again():
     run = trainer()
     run.fit(module, data)
     assert torch.isfinite(run.callback_metrics["train/loss"])
-
-
-def test_a_data_module_can_be_looked_at_without_a_trainer():
-    data = Digits(batch_size=100)
-    data.setup()
-    batches = list(data.train_dataloader())
-    assert len(batches) == 13
-    assert sorted(index for batch in batches for index in batch.indices.tolist()) == list(range(1294))

@@ -21,13 +21,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import stable_topological_sort
 
 from vit_lightning import (
-    ISTA,
-    MSSA,
-    AttentionPool,
-    CrateBlock,
     LossConfig,
     MultiHeadAttention,
-    ProgressiveImageSize,
     RMSNorm,
     RotaryAttention,
     SwiGLU,
@@ -90,9 +85,8 @@ def step_of(module, batch, stage="train"):
         | {"attention": partial(MultiHeadAttention, qk_norm=RMSNorm), "feed_forward": SwiGLU}
         | {"activation_checkpointing": True},
         {"attention": RotaryAttention, "distillation_token": True},
-        {"block": CrateBlock, "attention": MSSA, "feed_forward": ISTA, "pool": AttentionPool},
     ],
-    ids=["drawn", "distilled", "crate"],
+    ids=["drawn", "distilled"],
 )
 def test_for_a_gpu_network_and_loss_are_one_graph_for_each_shape(options):
     torch.manual_seed(0)
@@ -125,30 +119,6 @@ def test_for_a_gpu_network_and_loss_are_one_graph_for_each_shape(options):
         assert ".item(" not in graph.code
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_of_several_ranks_gradients_of_a_block_are_there_before_the_backward_pass_ends(ranks):
-    """So that DDP sends them meanwhile, to whose hooks those of weights here are equal."""
-    torch.manual_seed(0)
-    module = ViTClassifier(ViT(**SIZES | {"depth": 3}, drop_path=0.2))
-    happened = []
-
-    def backward_pass(graph, inputs):
-        return make_boxed_func(lambda *given: (happened.append("graph"), graph(*given))[1])
-
-    def forward_pass(graph, inputs):
-        return make_boxed_func(graph.forward)
-
-    compile_module(
-        module, 4, GPU, ranks=ranks, backend=aot_autograd(fw_compiler=forward_pass, bw_compiler=backward_pass)
-    )
-    for name, weight in module.network.named_parameters():
-        weight.register_post_accumulate_grad_hook(lambda weight, name=name: happened.append(name))
-    step_of(module, (torch.randn(4, 3, 8, 8), torch.arange(4) % 3))
-    last = len(happened) - happened[::-1].index("graph")
-    assert happened.count("graph") == (1 if ranks == 1 else 3)
-    assert len([name for name in happened[:last] if name.startswith("encoder.2.")]) == (0 if ranks == 1 else 12)
-
-
 def joined_as_for_a_gpu(passes, graph):
     """Changes the graph of a forward or a backward pass as Inductor does, and keeps how many casts it has."""
     before = len(graph.graph.find_nodes(op="call_function", target=CAST))
@@ -161,7 +131,7 @@ def joined_as_for_a_gpu(passes, graph):
 
 def test_casts_for_a_gpu_are_one_operator_each_way_with_the_same_bits():
     torch.manual_seed(0)
-    network = ViT(**SIZES | {"depth": 2}, drop_path=0.2, layer_scale=0.1)
+    network = ViT(**SIZES, drop_path=0.2, layer_scale=0.1)
     accelerate(network)
     nn.init.normal_(network.head.linear.weight)
     batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 3) for _ in range(2)]
@@ -182,19 +152,18 @@ def test_casts_for_a_gpu_are_one_operator_each_way_with_the_same_bits():
     assert all(map(torch.equal, *found))
     assert all(values.abs().max() > 0 for values in found[0])
     (forward, left, joined), (backward, left_backward, joined_backward) = passes
-    products = 4 * 2 + 2  # of two blocks, of the patches and of the head
+    products = 4 + 2  # of the block, of the patches and of the head
     assert (joined, joined_backward) == (1, 1)
     assert forward - left == 2 * products  # weights and biases
     assert backward - left_backward == products  # a sum over tokens makes the gradient of a bias
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("device", [CPU, GPU])
-def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, ranks, monkeypatch):
+def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, monkeypatch):
     given = []
     monkeypatch.setattr(torch, "compile", lambda step, **options: given.append(options["options"]) or step)
     for backend in ("inductor", "eager"):
-        compile_module(ViTClassifier(ViT(**SIZES)), 4, device, ranks=ranks, backend=backend)
+        compile_module(ViTClassifier(ViT(**SIZES)), 4, device, backend=backend)
     changes, *others = [list((options or {}).values()) for options in given]
     assert [type(change) for change in changes] == ([] if device == CPU else [JoinedCasts])
     assert others == [[]]
@@ -299,37 +268,6 @@ def test_a_process_that_has_met_nothing_compiles_a_step_once(monkeypatch):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_a_schedule_of_image_sizes_has_one_graph_for_each():
-    sizes = {0: 4, 1: 12, 2: 8}
-    module = ViTClassifier(ViT(**SIZES))
-    schedule, trainer = ProgressiveImageSize(sizes), SimpleNamespace(current_epoch=0, datamodule=None)
-    schedule.on_fit_start(trainer, module)
-    compile_module(module, 4, GPU, backend="eager")
-    counters.clear()
-    for trainer.current_epoch in [*sizes, *sizes]:
-        schedule.on_train_batch_start(trainer, module, None, 0)
-        step_of(module, (torch.randn(4, 3, 8, 8), torch.arange(4) % 3))
-        assert module.network.image_size == (sizes[trainer.current_epoch],) * 2
-    assert counters["stats"]["unique_graphs"] == len(sizes) < torch._dynamo.config.recompile_limit // 8
-    assert not counters["graph_break"]
-
-
-@pytest.mark.full
-def test_hooks_that_are_added_later_are_called():
-    network = ViT(image_size=8, patch_size=4, emb_size=8, depth=2, num_heads=2, num_classes=3).eval()
-    compile_module(ViTClassifier(network), 7, CPU, backend="eager")
-    images, seen = torch.randn(7, 3, 8, 8), []
-    counters.clear()
-    network(images)
-    hook = network.encoder[1].attention.fn.attention.register_forward_hook(lambda *given: seen.append(given[2]))
-    network(images)
-    hook.remove()
-    assert len(seen) == 1
-    before = counters["stats"]["unique_graphs"]
-    network(images)
-    assert counters["stats"]["unique_graphs"] == before, "without them the code is that of before"
-
-
 class ByName(nn.Module):
     def __init__(self):
         super().__init__()
@@ -411,11 +349,6 @@ def test_a_run_keeps_the_precision_that_auto_chose(in_folder, capsys):
     assert f"the run began with precision {other}" in told
 
 
-@pytest.mark.parametrize("accelerator", ["tpu", "mps"])
-def test_other_devices_train_in_float32(accelerator):
-    assert auto_precision(accelerator) == "32-true"
-
-
 VIT = {"model": {"class_path": "vit_lightning.ViT"}, "data": {"init_args": {"num_workers": 0}}}
 SLOW = {"trainer": {"deterministic": None, "benchmark": None}, "matmul_precision": None, "compile": False, **VIT}
 FAST = {"trainer": {"deterministic": True, "benchmark": None}, "matmul_precision": "high", "compile": True, **VIT}
@@ -429,11 +362,8 @@ FASTER = "this GPU is faster with"
     ("config", "precision", "notes"),
     [
         (SLOW, "32-true", [RESUMES, f"{FASTER} trainer.precision=auto (or matmul_precision=high), compile=true"]),
-        (SLOW, "bf16-mixed", [RESUMES, f"{FASTER} compile=true"]),
-        (FAST, "32-true", [f"{FASTER} trainer.precision=auto"]),
         (FAST, "bf16-mixed", []),
         (RESNET, "bf16-mixed", [RESUMES, f"{FASTER} trainer.benchmark=true, data.num_workers=16"]),
-        ({**FAST, **PHOTOGRAPHS}, "bf16-mixed", [f"{FASTER} data.num_workers=16"]),
     ],
 )
 def test_a_run_on_a_gpu_says_what_it_leaves(config, precision, notes):
@@ -460,22 +390,20 @@ def test_deterministic_training_compiles_without_timings():
         assert torch._inductor.config.deterministic is chosen
 
 
-@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"float32_residual": True},
-        {"layer_scale": 0.1},
-        {"register_tokens": 2, "positions": "sincos2d"},
+        {"layer_scale": 0.1, "register_tokens": 2, "positions": "sincos2d"},
         {"attention": RotaryAttention},
     ],
 )
-def test_the_residual_stream_has_the_type_of_autocast_or_float32(narrow, options):
+def test_the_residual_stream_has_the_type_of_autocast_or_float32(options):
     network = ViT(image_size=8, patch_size=4, emb_size=8, depth=2, num_heads=1, num_classes=3, **options)
     found = []
     for block in network.encoder:
         block.register_forward_hook(lambda block, inputs, output: found.extend([inputs[0].dtype, output.dtype]))
-    with torch.autocast("cpu", narrow):
+    with torch.autocast("cpu", torch.bfloat16):
         network(torch.zeros(2, 3, 8, 8))
-    assert found == [torch.float32 if options.get("float32_residual") else narrow] * 4
+    assert found == [torch.float32 if options.get("float32_residual") else torch.bfloat16] * 4

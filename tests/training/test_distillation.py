@@ -66,14 +66,6 @@ def test_loss_by_hand(kind, token):
     assert torch.equal(validated, plain)
 
 
-def test_soft_loss_is_no_less_than_zero_and_zero_for_the_teacher_itself():
-    teacher = network(2)
-    distillation = Distillation(DistillationConfig("there", "soft", 1.0), Teacher(copy.deepcopy(teacher)))
-    images = torch.randn(4, 1, 8, 8)
-    loss = distillation.loss(torch.tensor(9.0), teacher(images), images)
-    assert float(loss.detach()) == pytest.approx(0.0, abs=1e-6)
-
-
 def test_nothing_but_the_loss_sees_the_teacher(tmp_path):
     teacher = network(2, emb_dropout=0.5)
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
@@ -253,15 +245,6 @@ def test_a_teacher_that_nobody_has(place):
         make_teacher(place, Pictures())
 
 
-def test_weights_that_cannot_be_fetched(monkeypatch):
-    def offline(*_, **__):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(models, "get_model", offline)
-    with pytest.raises(UserError, match=r"its weights cannot be had: offline.*no route to host"):
-        make_teacher("torchvision:resnet18", Pictures())
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -276,22 +259,3 @@ def test_what_does_not_fit_is_named(arguments, problem):
     with pytest.raises(UserError) as caught:
         DistillationConfig(**arguments)
     assert caught.value.problems == [problem]
-
-
-class Moved(torch.nn.Conv2d):
-    """A convolution that goes nowhere."""
-
-    def to(self, device=None, memory_format=torch.preserve_format):
-        return super().to(memory_format=memory_format)
-
-
-def test_a_teacher_on_a_gpu_has_its_channels_together():
-    teacher = Teacher(Moved(3, 4, 3))
-    images = torch.randn(2, 3, 8, 8)
-    expected = teacher(images)
-    for device, is_gpu in (("cpu", False), ("cuda", True)):
-        teacher.to(torch.device(device))
-        output = teacher(images)
-        assert teacher.network.weight.is_contiguous(memory_format=torch.channels_last) == is_gpu
-        assert output.is_contiguous(memory_format=torch.channels_last) == is_gpu
-        torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
-from tensors import operators
 from timm.utils import ModelEmaV2
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -130,14 +129,6 @@ def test_steps_equal_timm_s_with_batch_norm_and_whole_numbers():
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
-def test_an_update_is_one_operator_and_makes_no_state_dict(monkeypatch):
-    network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=2, num_heads=2)
-    average = WeightAverage(EMAConfig(decay=0.9))
-    average.start(network)
-    monkeypatch.setattr(ViT, "state_dict", None)
-    assert operators(lambda: average.update(network)) == {"_foreach_lerp_": 1}
-
-
 class Replaced(nn.Module):
     """A buffer that each step replaces, and a state_dict with names of its own."""
 
@@ -165,29 +156,6 @@ def test_tensors_that_are_replaced_or_renamed_are_averaged(kind, name):
     checkpoint = {"state_dict": {f"network.{key}": value for key, value in network.state_dict().items()}}
     average.save(checkpoint)
     assert checkpoint["state_dict"][f"network.{name}"] == 3.0 - (0.5 + 0.25 + 0.125)  # of 0, 1, 2 and 3
-
-
-def test_a_module_that_a_callback_puts_in_before_an_epoch_is_averaged():
-    class Another(Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            pl_module.network[0] = nn.Linear(2, 2)
-            nn.init.constant_(pl_module.network[0].weight, 3.0)
-
-    class Fixed(LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = nn.Sequential(nn.Linear(2, 2))
-
-        def training_step(self, batch, batch_idx):
-            return 0.0 * self.network(torch.ones(1, 2)).sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.network.parameters(), lr=0.0)
-
-    module, average = Fixed(), WeightAverage(EMAConfig(decay=0.0, warmup=False))
-    arguments = {"max_epochs": 1, "enable_checkpointing": False, "callbacks": [average, Another()]}
-    Trainer(**QUIET, **arguments).fit(module, DataLoader(range(2), 1))
-    assert (module.network[0].weight == 3.0).all()
 
 
 def test_half_precision_is_averaged_in_float32():

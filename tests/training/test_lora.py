@@ -16,7 +16,6 @@ from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import load_network, read_checkpoint
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
-from vit_lightning.training.monitor import FiniteGuard
 from vit_lightning.weights.adapt import merged
 from vit_lightning.weights.init_from import open_initial_weights
 from vit_lightning.weights.sources import open_source
@@ -77,36 +76,3 @@ def test_layers_of_other_networks_and_names_that_are_not_there():
     trained = {name for name, weight in network.named_parameters() if weight.requires_grad}
     assert trained >= {"heads.head.weight", "heads.head.bias"}
     assert len(trained) == 2 + 2 * 2
-
-
-def test_adapters_of_a_network_of_timm():
-    pytest.importorskip("timm")
-    sizes = ["--model.img_size=8", "--model.patch_size=4", "--model.depth=1", "--model.embed_dim=24"]
-    flags = ["--model=timm.create_model", "--model.model_name=beit_base_patch16_224", *sizes, "--lora.rank=2"]
-    assert resolve([*flags, "--lora.targets=[proj]"])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "flags", [[*LORA, "--ema.decay=0.9", "--lora.dropout=0.5"], ["--freeze=backbone", "--model.head_dropout=0.5"]]
-)
-def test_a_resumed_run_has_the_same_bits(flags, in_folder, monkeypatch):
-    probe = "--trainer.callbacks=[{class_path: KNNProbe, init_args: {every_n_epochs: 2}}]"
-    given = [*SMALL, *flags, probe, "--trainer.max_epochs=3", "--checkpoint.every_n_steps=5", "--test=false"]
-    results = fit(resolve([*given, "--out=whole"]))
-    with monkeypatch.context() as patch:
-        patch.setattr(FiniteGuard, "on_before_optimizer_step", stop_after_50_steps)
-        with pytest.raises(RuntimeError, match="stopped"):
-            fit(resolve([*given, "--out=again"]))
-    resumed = fit(resolve([*given, "--out=again", "--resume=must"]))
-    whole, again = (read_checkpoint(in_folder / name / "checkpoints/last.ckpt") for name in ("whole", "again"))
-    assert whole["global_step"] == again["global_step"] == 63
-    for name, value in whole["state_dict"].items():
-        assert torch.equal(value, again["state_dict"][name]), name
-    assert whole["metrics"] == again["metrics"]
-    assert results["val/knn_acc"] == resumed["val/knn_acc"]
-
-
-def stop_after_50_steps(guard, trainer, pl_module, optimizer):
-    if trainer.global_step == 50:
-        raise RuntimeError("stopped")

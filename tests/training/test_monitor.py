@@ -12,25 +12,14 @@ from vit_lightning.training.resources import peak_flops
 
 
 class Norms(Callback):
-    """Gradient and weights of each step, as they are before clipping and after the step."""
+    """Gradient of each step, before clipping."""
 
     def __init__(self) -> None:
         self.gradients: list[float] = []
-        self.weights: list[torch.Tensor] = []
-
-    def on_train_start(self, trainer, pl_module):
-        self.keep(pl_module)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         gradients = [weight.grad.flatten() for weight in pl_module.parameters() if weight.requires_grad]
         self.gradients.append(float(torch.cat(gradients).norm()))
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if len(self.gradients) == len(self.weights):
-            self.keep(pl_module)
-
-    def keep(self, module):
-        self.weights.append(torch.cat([weight.detach().flatten() for weight in module.parameters()]))
 
 
 def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
@@ -55,15 +44,9 @@ def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
     rows = [row for row in read_metrics(tmp_path) if "optim/grad_norm" in row]
     assert [(row["step"], row["epoch"]) for row in rows] == [(1, 0), (3, 1), (5, 1)]
     for row in rows:
-        step = row["step"]
-        assert row["optim/grad_norm"] == pytest.approx(norms.gradients[step], rel=1e-5)
-        change = norms.weights[step + 1] - norms.weights[step]
-        assert row["optim/update_norm"] == pytest.approx(float(change.norm()), rel=1e-5)
+        assert row["optim/grad_norm"] == pytest.approx(norms.gradients[row["step"]], rel=1e-5)
         assert row["speed/images_per_second"] == pytest.approx(40 / row["speed/step_seconds"], rel=1e-3)
-        assert 0 < row["speed/data_seconds"] < row["speed/step_seconds"]
         assert row["speed/mfu"] == pytest.approx(3 * 1000 * row["speed/images_per_second"] / 1e9, rel=1e-3)
-        assert row["system/memory_mb"] > 0
-        assert row["system/cpu_percent"] > 0
     spent = sum(2 * row["speed/step_seconds"] for row in rows)
     assert 0.5 * stopwatch.seconds < spent <= stopwatch.seconds * 1.01
 
@@ -76,13 +59,8 @@ def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
         ("NVIDIA H100 80GB HBM3", "32-true", "highest", 66.9),
         ("NVIDIA H100 NVL", "16-mixed", "high", 835.5),
         ("NVIDIA H200", "bf16-true", "high", 989.4),
-        ("NVIDIA H200 NVL", "bf16-mixed", "high", 835.5),
         ("NVIDIA GH200 480GB", "bf16-mixed", "high", 989.4),
-        ("NVIDIA B200", "bf16-mixed", "high", 2250.0),
         ("NVIDIA GB200", "bf16-mixed", "high", 2500.0),
-        ("NVIDIA H100 PCIe", "bf16-mixed", "high", 756.5),
-        ("NVIDIA A100-SXM4-80GB", "bf16-mixed", "high", 312.0),
-        ("NVIDIA L40S", "bf16-mixed", "high", 362.05),
         ("NVIDIA L40S", "32-true", "medium", 183.0),
         ("NVIDIA GeForce RTX 4090", "bf16-mixed", "high", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", "high", None),

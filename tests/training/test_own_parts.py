@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
-from runs import SMALL, killed_after
+from runs import SMALL
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
 from vit_lightning import UserError, ViT
 from vit_lightning.cli import main
 from vit_lightning.config.files import flatten
 from vit_lightning.config.resolve import resolve
-from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.losses import make_loss
 from vit_lightning.training.optim import optimizer_and_schedule, parameter_groups
 
@@ -140,24 +136,6 @@ def test_numbers_that_make_no_tensor_are_refused(given, problem):
         settings_of(f"--loss={{class_path: CrossEntropyLoss, weight: {given}}}")
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(problem)
-
-
-def test_weights_of_classes_train_and_resume_with_those_of_the_config(in_folder):
-    """Bit for bit; and with others, or without any, where the change is allowed."""
-    flags = ["fit", *SMALL, "--trainer.max_epochs=2", "--wandb.mode=disabled", "--test=false", "--data.batch_size=200"]
-    flags += [f"--loss={{class_path: CrossEntropyLoss, weight: {WEIGHTS}}}", "--checkpoint.every_n_steps=1"]
-    assert main([*flags, "--out=whole"]) == 0
-    with killed_after(9):
-        main([*flags, "--out=run"])
-    for name in ("others", "none"):
-        shutil.copytree("run", name)
-    assert main(["fit", "--resume=run"]) == 0
-    assert main(["fit", "--resume=others", "--loss.weight=[9,1,1,1,1,1,1,1,1,1]", "--allow-config-change=loss"]) == 0
-    assert main(["fit", "--resume=none", "--loss.weight=null", "--allow-config-change=loss"]) == 0
-    ends = {name: read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run", "others", "none")}
-    heads = {name: end["state_dict"]["network.head.linear.weight"] for name, end in ends.items()}
-    assert torch.equal(heads["whole"], heads["run"])
-    assert len({float(head.sum()) for head in heads.values()}) == 3
 
 
 def test_weights_of_classes_train_in_half_precision(in_folder):

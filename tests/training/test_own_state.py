@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import warnings
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from runs import SMALL, killed_after, logged_rows
 from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics
-from vit_lightning.training.own_state import OwnState
 
 RUN = ("fit", *SMALL, "--trainer.max_epochs=3", "--wandb.mode=disabled", "--test=false", "--data.fraction=0.2")
 RUN += ("--data.batch_size=40", "--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1")
@@ -147,16 +145,6 @@ def test_attributes_of_a_callback_and_an_epoch_s_accumulation_survive_a_kill(own
     assert whole["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused_in_one_line(own, monkeypatch, capsys):
-    with killed_after(4):
-        main([*RUN, "--out=run"])
-    torch.save({}, earlier := BytesIO())
-    load, state = OwnState.on_load_checkpoint, {"own_state": [earlier.getvalue()]}
-    monkeypatch.setattr(OwnState, "on_load_checkpoint", lambda self, t, m, found: load(self, t, m, found | state))
-    assert main(["fit", "--resume=run"]) == 3
-    assert "\nlightning fit: the checkpoint was written by an earlier version" in f"\n{capsys.readouterr().err}"
-
-
 def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept(own):
     """PL#6074, PL#11665."""
     whole = resumed_equals_whole(callbacks(SWA), kill=17)
@@ -202,9 +190,8 @@ def test_what_no_resume_can_repeat_is_refused_before_the_start(in_folder, capfd,
 
 
 def test_what_a_callback_changes_at_the_end_is_kept_and_tested(own):
-    for name in ("Average", "Other"):
-        assert main([*RUN, callbacks(f"own.{name}"), f"--out={name}"]) == 0
-        assert not Path(name, "checkpoints/best.ckpt").exists()
+    assert main([*RUN, callbacks("own.Other"), "--out=Other"]) == 0
+    assert not Path("Other/checkpoints/best.ckpt").exists()
     assert main([*RUN, "--out=plain"]) == 0
     plain, halved = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("plain", "Other"))
     name = "network.head.linear.weight"
@@ -271,7 +258,7 @@ class Following(Logging):
 """
 
 
-@pytest.mark.parametrize("kill", [3, 7, *(pytest.param(kill, marks=pytest.mark.full) for kill in (2, 4, 9))])
+@pytest.mark.parametrize("kill", [7, *(pytest.param(kill, marks=pytest.mark.full) for kill in (2, 3, 4, 9))])
 def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_folder, kill):
     """Inside an epoch, before a validation inside it, and before that at its end, of seven batches."""
     (in_folder / "logging_parts.py").write_text(LOGGING)
@@ -295,7 +282,7 @@ def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_fold
     for name in ("run", "whole"):
         with Path(f"{name}-csv/version_0/metrics.csv").open(newline="") as file:
             lines = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
-        rows.append([{k: float(v) for k, v in row.items() if not k.startswith(("speed/", "system/"))} for row in lines])
+        rows.append([{k: float(v) for k, v in row.items() if not k.startswith("speed/")} for row in lines])
     assert rows[0] == rows[1]
 
 
