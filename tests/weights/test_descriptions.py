@@ -19,6 +19,7 @@ from vit_lightning import Digits, UserError, ViT, load
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
 from vit_lightning.weights.files import read_weights
+from vit_lightning.weights.identify import identify
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -455,6 +456,25 @@ def test_of_a_checkpoint_of_dino_the_teacher_counts_without_its_projection_head(
     if not alone:
         assert notes[0] == "the weights are those under teacher.backbone, not those under student.module.backbone"
         assert (found.mean, found.resize) == ([0.485, 0.456, 0.406], 36)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "beside"),
+    [
+        ("module.base_encoder.", ["module.base_encoder.head.0.weight", "module.predictor.0.weight"]),  # MoCo v3
+        ("backbone.", ["classifier.weight", "classifier.bias", "projector.0.weight"]),  # solo-learn
+    ],
+)
+def test_what_only_a_pre_training_needs_is_left_out(prefix, beside, tmp_path):
+    weights = {n: value for n, value in timm_network().state_dict().items() if not n.startswith("head.")}
+    state = {f"{prefix}{name}": value for name, value in weights.items()} | dict.fromkeys(beside, torch.ones(4, 4))
+    torch.save({"state_dict": state}, tmp_path / "a.ckpt")
+    found = read_weights(tmp_path / "a.ckpt")
+    assert found.tensors.keys() == weights.keys()
+    assert [*found.notes] == [
+        f"left out, since they are beside the network: {', '.join(f'state_dict.{name}' for name in beside)}"
+    ]
+    assert identify(found, {"num_heads": 2}).family == "timm"
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "model.backbone.", "module.backbone."])

@@ -172,9 +172,9 @@ class ImageFolder(ImageSet):
     def _nested(self) -> str:
         """Returns what a run says where each class folder holds the same folders, as folds, domains or splits do."""
         classes = _class_folders(next(iter(self._folders.values())))
-        inside = [{*_class_folders(places[0])} for places in classes.values()]
-        alike = ", ".join(in_order(set.intersection(*inside)))
-        return f"the classes are {', '.join(classes)}, each with folders {alike}" if "," in alike else ""
+        inside = Counter(name for places in classes.values() for name in _class_folders(places[0]))
+        alike = ", ".join(in_order(name for name, count in inside.items() if count > 1))
+        return f"the classes are {', '.join(classes)}, and not the folders {alike} in them" if "," in alike else ""
 
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""

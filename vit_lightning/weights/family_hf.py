@@ -207,8 +207,8 @@ def _unpack_v2(tensors: Tensors, layout: Layout) -> Tensors:
     """Gives registers rows of zeros in the table of positions, which theirs lacks."""
     found = _renamed(tensors)
     table, extra = found.get(_POSITIONS), found.get(_REGISTERS)
-    if table is None:
-        raise UserError(f"{_POSITIONS} is missing in the weights of dinov2")
+    if table is None or not any(name.endswith(".layer_scale1.lambda1") for name in found):
+        raise UserError(f"{_POSITIONS} or layer_scale1 is missing in the weights of dinov2")
     if extra is not None and table.ndim == 3 == extra.ndim:
         found[_POSITIONS] = torch.cat([table[:, :1], torch.zeros_like(extra), table[:, 1:]], dim=1)
     return found

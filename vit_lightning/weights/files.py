@@ -53,8 +53,8 @@ _UNUSED = re.compile(r"((vit|deit)\.)?(pooler\..*|(embeddings\.)?mask_token)|opt
 """Tensors of pre-training that the logits do not need."""
 _BESIDE = re.compile(r"(.*_)?(criterion|loss(es)?|metrics?|acc(uracy)?\d*)(_.*)?", re.IGNORECASE)
 """First words of what is none of the network in a LightningModule: of losses and metrics."""
-_PROJECTION = re.compile(r"(.*\.)?(\w+_)?head\.(mlp\.\d+|last_layer)\.\w+")
-"""Names in a head of DINO's or iBOT's, which only their pre-training needs."""
+_PROJECTION = re.compile(r"(.*\.)?((\w+_)?head\.(mlp\.\d+|last_layer)|head\.\d+)\.\w+")
+"""Names in a head of several layers, as DINO's, iBOT's and MoCo v3's, which only their pre-training needs."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 
@@ -183,9 +183,14 @@ def is_ours(contents: Any) -> bool:
 
 def _file_in(folder: Path) -> Path:
     found = [folder / name for name in IN_FOLDER if (folder / name).is_file()]
-    for name, form in {"model.onnx": "ONNX", "model.pt2": "torch.export"}.items():
+    exported = "export: give an export of the form safetensors or hf"
+    for name, text in {
+        "model.onnx": f"an ONNX {exported}",
+        "model.pt2": f"a torch.export {exported}",
+        "adapter_config.json": "an adapter of PEFT: give what its merge_and_unload() and save_pretrained(...) write",
+    }.items():
         if not found and (folder / name).is_file():
-            raise UserError(f"{folder} is a {form} export: give an export of the form safetensors or hf")
+            raise UserError(f"{folder} is {text}")
     if not found and (run := newest_run(folder)):
         raise UserError(f"{folder} holds runs and is none itself{run}")
     if not found:

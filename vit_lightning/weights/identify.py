@@ -62,6 +62,7 @@ _UNREAD = {
     "CLIP or SigLIP": r"(visual\.)?transformer\.resblocks\..*|vision_model\.encoder\..*",
     "MAE with its decoder": r"decoder_(blocks|embed)\..*",
     "SAM": r"(image_encoder\.)?blocks\.\d+\.attn\.rel_pos_h",
+    "LoRA beside those of a model (PEFT's merge_and_unload() joins them)": r".*\.(lora_[AB]|base_layer)\..*",
 }
 """Names of tensors by which files of other ViTs are known that are not read."""
 
