@@ -46,7 +46,7 @@ COMMANDS = {
     "convert": Command("write a ViT as a file of timm, torchvision, JAX and others", "commands.export:convert"),
     "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
     "report": Command("write the report of an ablation again", "ablation.publish:report"),
-    "dashboard": Command("make workspaces and a report of runs or an ablation in W&B", "ablation.publish:dashboard"),
+    "dashboard": Command("make workspaces of runs or an ablation in W&B", "ablation.publish:dashboard"),
     "sync": Command("upload the offline runs in a folder to W&B", "ablation.publish:sync"),
 }
 

@@ -1,4 +1,4 @@
-"""Runs and ablations in W&B: workspaces, reports, a run with tables and figures; without a network or with a stub."""
+"""Runs and ablations in W&B: workspaces, a run with tables and figures; without a network or with a stub."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from processes import Running
 from wandb_command import KEY, log_report_twice, start
 from wandb_stub import StubServer, read_wandb_file
 
+from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as module
-from vit_lightning.report.dashboard import dashboard, runs_dashboard
+from vit_lightning.report.dashboard import dashboard, make_workspace
 from vit_lightning.report.report import make_report
+from vit_lightning.report.run_views import read_sets, set_workspace
 from vit_lightning.storage.metrics import write_results
 
 pytest.importorskip("wandb_workspaces")
@@ -44,56 +46,39 @@ def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
     assert names == {"verdicts", "differences", "arms", "costs", "seeds", "curves"}
 
 
-def test_without_w_and_b_the_specs_are_written_and_it_is_said_how_to_send_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    study = make_study(tmp_path / "pooling", images=60)
-    dashboard(make_report(study))
-    said = capsys.readouterr().out
-    assert "W&B is offline" in said
-    assert f"lightning sync {study.folder}; lightning dashboard {study.folder}" in said
-    workspace = json.loads((study.folder / "dashboard" / "workspace.json").read_text())
+def spec_of(view: Any) -> Any:
+    return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def test_the_workspace_of_an_ablation_has_its_runs_by_arm_and_the_answer(tmp_path):
+    workspace = spec_of(make_workspace(make_report(make_study(tmp_path / "pooling", images=60)), "p", "e"))
     [runs] = workspace["spec"]["section"]["runSets"]
     chosen = [(one["key"]["name"], one["op"], one["value"]) for one in runs["filters"]["filters"]]
     assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "report"), ("jobType", "!=", "tuning")]
     assert runs["grouping"] == [{"section": "run", "name": "jobType"}]
     sections = workspace["spec"]["section"]["panelBankConfig"]["sections"]
     assert [section["name"] for section in sections] == ["Result", "Learning curves", "Images", "Costs"]
-    report = (study.folder / "dashboard" / "report.json").read_text()
-    assert "Ablation pooling" in report
-    assert "undecided against 'cls'" in report
-    assert '"jobType"' in report
+    assert "undecided against 'cls'" in json.dumps(sections[0])
 
 
-def test_with_w_and_b_both_are_saved(tmp_path, monkeypatch, capsys):
-    import wandb_workspaces.reports.v2 as reports
-    import wandb_workspaces.workspaces as workspaces
+def test_what_keeps_a_workspace_from_being_made_is_an_error_of_a_line(tmp_path, monkeypatch):
+    report = make_report(make_study(tmp_path / "pooling", images=60))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(UserError, match="^WANDB_MODE=offline: workspaces are made in W&B .*lightning sync"):
+        dashboard(report)
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setattr(module, "has_key", lambda: False)
+    with pytest.raises(UserError, match="^no API key: "):
+        dashboard(report)
 
-    saved = []
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(module, "has_key", lambda: True)
-    settings = {"entity": "team", "project": "digits", "mode": "offline"}  # its runs may have been sent since
-    monkeypatch.setattr(module, "wandb_settings", lambda report: settings)
-    for kind, method in ((workspaces.Workspace, "save_as_new_view"), (reports.Report, "save")):
-        monkeypatch.setattr(kind, method, lambda self: saved.append((self.entity, self.project)))
-        monkeypatch.setattr(kind, "url", property(lambda self: f"https://w/{self.project}"))
-    study = make_study(tmp_path / "pooling", images=60)
-    dashboard(make_report(study))
-    assert saved == [("team", "digits")] * 2
-    assert "https://w/digits" in capsys.readouterr().out
-    assert not (study.folder / "dashboard").exists()
-
-
-def test_a_server_that_refuses_leaves_the_specs(tmp_path, monkeypatch, capsys):
-    def refuse(*arguments):
+    def refuse(view: Any) -> None:
         raise RuntimeError("permission denied\nat line 7")
 
-    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setattr(module, "has_key", lambda: True)
-    monkeypatch.setattr(module, "_send", refuse)
-    study = make_study(tmp_path / "pooling", images=60)
-    dashboard(make_report(study))
-    assert "permission denied: the specs are in" in capsys.readouterr().out
-    assert (study.folder / "dashboard" / "workspace.json").is_file()
+    monkeypatch.setattr(module, "wandb_settings", lambda report: {"entity": "team", "project": "digits"})
+    monkeypatch.setattr("wandb_workspaces.workspaces.Workspace.save_as_new_view", refuse)
+    with pytest.raises(UserError, match="W&B did not save the workspace: permission denied$"):
+        dashboard(report)
 
 
 def write_run(folder: Path, *, seed: int, experiment: str = "digits", depth: int = 1, **options: Any) -> None:
@@ -109,11 +94,10 @@ def write_run(folder: Path, *, seed: int, experiment: str = "digits", depth: int
     write_results(folder, {"test/acc": 0.5 + 0.01 * seed, "train_seconds": 3.0, "steps": 9})
 
 
-def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tmp_path, monkeypatch, capsys):
+def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tmp_path):
     import wandb_workspaces.reports.v2.interface as reports
     import wandb_workspaces.workspaces.interface as workspaces
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
     for seed, depth in ((0, 1), (1, 1), (0, 2)):
         lora = None if depth == 1 else {"rank": 8}  # which not all have
         options = {"init_from": f"weights/depth{depth}.pth", "lora": lora}
@@ -121,13 +105,9 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
     other = tmp_path / "runs" / "cifar" / "one"
     write_run(other, seed=0, experiment="cifar", wandb={"project": "mine", "entity": "team"})
     write_run(tmp_path / "runs" / "cifar" / "two", seed=0, experiment="cifar")  # in another entity
-    runs_dashboard(tmp_path / "runs")
-    assert "the specs are in" in capsys.readouterr().out
-    specs = tmp_path / "runs" / "dashboard"
-    assert {path.name for path in specs.iterdir()} == {
-        f"{name}.json" for name in ("digits", "cifar in mine", "cifar in team mine", "report")
-    }
-    spec = json.loads((specs / "digits.json").read_text())
+    sets = {(runs.name, runs.entity): runs for runs in read_sets(tmp_path / "runs")}
+    assert sets.keys() == {("digits", None), ("cifar", None), ("cifar", "team")}
+    spec = spec_of(set_workspace(sets["digits", None], "me"))
     [runs] = spec["spec"]["section"]["runSets"]
     assert runs["grouping"] == [
         {"section": "config", "name": name}
@@ -141,23 +121,15 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
     assert {"val/acc", "lr", "optim/grad_norm", "speed/step_seconds"} <= {*shown}
     assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in shown.values()} == {("mean", "minmax")}
     assert view.sections[-1].panels[0].media_keys == ["images/validation"]
-    report = reports.Report._from_model(
-        reports.internal.ReportViewspec.model_validate_json((specs / "report.json").read_text())
-    )
-    tables = [block.text for block in report.blocks if isinstance(block, reports.MarkdownBlock)]
-    assert "| depth1-seed1 | finished | 1 | weights/depth1.pth | null | 1 | 0.51 |" in tables[2]
-    runs_dashboard(other)
-    spec = json.loads((other / "dashboard" / "workspace.json").read_text())
-    assert spec["displayName"] == "one"
-    assert spec["spec"]["section"]["runSets"][0]["grouping"] == []
+    alone = spec_of(set_workspace(read_sets(other)[0], "me"))
+    assert (alone["displayName"], alone["spec"]["section"]["runSets"][0]["grouping"]) == ("one", [])
     many = {f"option{number}": 0 for number in range(7)}
     write_run(tmp_path / "many" / "a", seed=0, **many)
     write_run(tmp_path / "many" / "b", seed=0, **dict.fromkeys(many, 1))
-    runs_dashboard(tmp_path / "many")
-    assert "differ in 7 options and are not grouped" in capsys.readouterr().out
+    assert read_sets(tmp_path / "many")[0].keys == [], "7 options are too many levels"
 
 
-def test_workspace_and_report_of_runs_arrive_at_the_server(tmp_path):
+def test_a_workspace_of_runs_arrives_at_the_server(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "runs" / f"seed{seed}", seed=seed)
     server = StubServer()
@@ -165,6 +137,4 @@ def test_workspace_and_report_of_runs_arrive_at_the_server(tmp_path):
     said = start(tmp_path, "dashboard", "runs", **environment).finish()
     assert said.returncode == 0, said.stderr
     assert f"workspace   {server.url}/me/mine?nw=" in said.stdout
-    assert f"report      {server.url}/me/mine/reports/" in said.stdout
-    assert {*server.views} == {"digits", "Runs of runs"}
-    assert not (tmp_path / "runs" / "dashboard").exists()
+    assert {*server.views} == {"digits"}

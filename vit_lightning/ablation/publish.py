@@ -33,7 +33,7 @@ def publish(folder: Path, *, in_wandb: bool) -> Report:
 
 
 def dashboard(folder: Path) -> None:
-    """Makes workspaces and a report of a run, a folder of runs or an ablation in W&B."""
+    """Makes workspaces of a run, a folder of runs or an ablation in W&B."""
     if _is_ablation(folder):
         wandb_dashboard.dashboard(_read_report(folder))
     else:

@@ -1,4 +1,4 @@
-"""Runs in W&B: a workspace for each experiment, with a section for each kind of curve, and a report of all."""
+"""Runs in W&B: a workspace for each experiment, with a section for each kind of curve."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.config.files import differing_options, value_at, word
+from vit_lightning.config.files import differing_options
 from vit_lightning.report.configs import config_of_run
-from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import is_run, read_json, runs_in
-from vit_lightning.storage.metrics import read_metrics, read_results
+from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.storage.wandb_logger import STEP, project_of
 
 QUALITY = ("val/acc", "val/loss", "train/loss", "train/ce")
@@ -21,8 +20,6 @@ SECTIONS = {
 }
 """Metrics of the curves of each section; those that no run has are left out."""
 PICTURES = ("images/validation", "images/confusion", "curves", "confusion", "test_images", "worst_errors")
-RESULTS = ("test/acc", "test/loss", "train_seconds")
-"""Keys of ``results.json`` in the table of a report."""
 MOST_KEYS = 6
 """Options by which runs are grouped at most: each is a level in W&B's list of runs."""
 
@@ -38,10 +35,6 @@ class RunSet:
     configs: tuple[dict[str, Any], ...]
     alone: bool = False
     """Whether the dashboard is of one run alone."""
-
-    def place(self, entity: str | None) -> str:
-        """Returns its entity, or that of the user; none if that is None."""
-        return "" if entity is None else self.entity or entity
 
     @property
     def options(self) -> list[str]:
@@ -134,47 +127,12 @@ def workspace(entity: str, project: str, name: str, sections: dict[str, list[Any
     )
 
 
-def set_workspace(runs: RunSet, entity: str | None) -> Any:
-    """Makes the workspace of an experiment, or of one run; without any entity if that is None."""
+def set_workspace(runs: RunSet, entity: str) -> Any:
+    """Makes the workspace of an experiment, or of one run, in its entity or the given one."""
     from wandb_workspaces.workspaces import Config
 
     name, by = runs.folders[0].name if runs.alone else runs.name, [Config(key) for key in runs.keys]
-    return workspace(runs.place(entity), runs.project, name, _sections(runs), runs.filter, by)
-
-
-def set_report(sets: Sequence[RunSet], title: str, entity: str | None) -> Any:
-    """Makes the report: for each experiment the runs as a table, and their curves."""
-    import wandb_workspaces.reports.v2 as blocks
-
-    shown: list[Any] = []
-    for runs in sets:
-        runset = blocks.Runset(
-            entity=runs.place(entity),
-            project=runs.project,
-            name=runs.name,
-            filters=runs.filter,
-            groupby=[f"config.{key}" for key in runs.keys],
-        )
-        shown.append(blocks.MarkdownBlock(text=_table(runs).to_markdown()))
-        for name, panels in _sections(runs).items():
-            shown += [blocks.H3(text=name), blocks.PanelGrid(runsets=[runset], panels=panels)]
-    first = sets[0]
-    return blocks.Report(entity=first.place(entity), project=first.project, title=title, blocks=shown)
-
-
-def _sections(runs: RunSet) -> dict[str, list[Any]]:
     monitors = [(config.get("checkpoint") or {}).get("monitor") for config in runs.configs]
     names = list(dict.fromkeys([*filter(None, monitors), *QUALITY]))
-    return curve_sections(runs.folders, grouped=bool(runs.keys), names=names)
-
-
-def _table(runs: RunSet) -> Table:
-    options, rows = runs.options[:MOST_KEYS], []
-    for folder, config in zip(runs.folders, runs.configs, strict=True):
-        results = read_results(folder) or {}
-        node = [value_at(config, _nested(runs.configs, key)) for key in options]
-        numbers = [results.get(key) for key in RESULTS]
-        shown = ["" if number is None else f"{number:.5g}" for number in numbers]
-        seed = word(config.get("seed_everything"))
-        rows.append([folder.name, "finished" if results else "unfinished", seed, *map(word, node), *shown])
-    return Table(runs.name, ["run", "state", "seed", *options, *RESULTS], rows)
+    sections = curve_sections(runs.folders, grouped=bool(runs.keys), names=names)
+    return workspace(runs.entity or entity, runs.project, name, sections, runs.filter, by)

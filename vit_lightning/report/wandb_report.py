@@ -11,7 +11,6 @@ from typing import Any
 
 from vit_lightning.report.page import verdicts
 from vit_lightning.report.report import Report
-from vit_lightning.report.tables import Table
 from vit_lightning.storage.folder import read_json, write_whole
 from vit_lightning.storage.wandb_logger import RunLogger, WandbConfig
 
@@ -46,8 +45,9 @@ def log_report(report: Report) -> str:
     if run.mode == "disabled":
         return run.hint()
     write_whole(study.folder / "wandb.json", json.dumps(known) + "\n")  # so that another try updates the same run
-    for name, table in report_tables(report).items():
-        run.log_table(f"{REPORT}/{name}", table.header, table.rows)
+    for name in SENT:
+        if table := report.tables.get(name):
+            run.log_table(f"{REPORT}/{name}", table.header, table.rows)
     run.log_images(_save_images(report))
     run.log_summary(values)
     if not study.missing:
@@ -56,11 +56,6 @@ def log_report(report: Report) -> str:
     if not run.fault:
         write_whole(study.folder / "wandb.json", json.dumps({**known, "logged": digest}) + "\n")
     return run.hint()
-
-
-def report_tables(report: Report) -> dict[str, Table]:
-    """Returns the tables that go to W&B, by name."""
-    return {name: report.tables[name] for name in SENT if name in report.tables}
 
 
 def summary(report: Report) -> dict[str, Any]:
