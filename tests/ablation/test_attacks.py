@@ -20,7 +20,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.forecast import Spread, tuning_luck, tuning_sentences
+from vit_lightning.report.forecast import tuning_luck
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import tuning_table
@@ -408,6 +408,3 @@ def test_what_tuning_alone_would_show_is_forecast(in_folder, steep, differ):
     found, called = tuning_luck(carry_out(ledger, result), 0.005)
     assert differ[0] <= found <= differ[1]
     assert called <= found
-    [sentence] = tuning_sentences(read_study(ledger.folder), Spread(0.005))
-    assert sentence.startswith("the 5 % of false verdicts leave out the luck of tuning")
-    assert "tune.replicates=8 tunes anew" in sentence

@@ -451,6 +451,15 @@ def test_shipped_plans_and_their_sweeps(path, monkeypatch, tmp_path, images_of_c
     assert len(runs) == len(plan.arms) * plan.compare.max_seeds
 
 
+def test_a_dry_run_says_what_the_plan_can_show_and_writes_nothing(in_folder, capsys):
+    path = write(changed(NAMED, fixed={"data.class_path": "Digits", "trainer.limit_test_batches": 2}, tune=TUNE))
+    assert main(["ablate", str(path), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "disagreement on 5 % of 128 test images" in said
+    assert "; at most 16 runs\n  tuning before that: 16 runs\n" in said
+    assert sorted(path.name for path in in_folder.iterdir()) == ["config.yaml", "plan.yaml"]
+
+
 def test_the_help_has_all_options_of_a_plan():
     told = plan_help()
     for name in (

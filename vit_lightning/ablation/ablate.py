@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -11,18 +12,19 @@ from typing import Any, Literal
 
 import torch
 
-from vit_lightning.ablation.forecast import forecast_lines
 from vit_lightning.ablation.ledger import Ledger, Planned, find_ledger, open_ledger
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
+from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import word
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.comparisons import design_of
+from vit_lightning.report.forecast import forecast_sentences
 from vit_lightning.report.study import Run, written
 from vit_lightning.report.units import unit_of
 from vit_lightning.report.wording import at_the_end
@@ -105,8 +107,7 @@ def ablate(config: AblateConfig) -> None:
         create, register = not config.dry_run, config.register
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)
         ledger.planned()
-        devices = devices_of(plan)
-        workers = workers_of(config.workers, devices, ledger.facts["threads"])
+        workers = workers_of(config.workers, devices_of(plan), ledger.facts["threads"])
         description = describe(plan, config, ledger, workers)
     print(description, flush=True)
     left = ledger.retry(config.only) if config.retry and not config.dry_run else []
@@ -115,8 +116,7 @@ def ablate(config: AblateConfig) -> None:
     until = None if config.hours is None else time.time() + 3600 * config.hours
     options = WorkOptions(config.workers, config.only, config.patience, until)
     if options.pending(ledger):
-        timed = config.launcher == "local"
-        print("\n".join(forecast_lines(plan, ledger, workers, devices, timed=timed)), flush=True)
+        print("\n".join(f"  {line}" for line in forecast(plan, ledger, workers)), flush=True)
     else:
         print(f"  {at_the_end(ledger.study(), ledger.schedule.comparisons)}", flush=True)
     if config.dry_run:
@@ -181,6 +181,33 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0], chosen)}",
     ]
     return "\n".join(lines)
+
+
+def forecast(plan: Plan, ledger: Ledger, workers: int) -> list[str]:
+    """Describes what an ablation can show, its runs and, by those that have ended, its time."""
+    study, known = ledger.study(), [ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms]
+    seconds = [value for value in known if value is not None]
+    each = sum(seconds) / len(seconds) / workers if seconds else None
+    lines = forecast_sentences(study, count_test_images(plan.experiments[plan.baseline]), each)
+    if plan.tune.replicates:
+        trials = len(plan.tune.seeds) * len(plan.tune.combinations)
+        runs = (1 + trials) * len(plan.arms) * plan.compare.max_seeds
+        lines.append(f"each of these runs is tuned anew by {counted(trials, 'trial')}: at most {runs} runs in all")
+    elif study.tuning is not None and (left := sum(trial.state == "missing" for trial in study.tuning.trials)):
+        lines.append(f"tuning before that: {counted(left, 'run')}")
+    return lines
+
+
+def count_test_images(experiment: Experiment) -> int | None:
+    """Returns the number of images that a run is tested on; None if only its loaders know."""
+    data, limit = experiment.data, experiment.trainer["limit_test_batches"]
+    if not data.own_loaders:
+        return None
+    count = data.image_count("test")
+    if limit is None:
+        return count
+    batches = limit if isinstance(limit, int) else math.floor(limit * math.ceil(count / data.batch_size))
+    return min(count, batches * data.batch_size)
 
 
 def _finish(folder: Path) -> None:

@@ -81,8 +81,6 @@ class Ledger:
     folder: Path
     facts: dict[str, Any]
     leases: Leases = field(default_factory=Leases)
-    forecast: dict[str, float | None] = field(default_factory=dict)
-    """Seconds of a run of each arm, where they were timed before the first."""
     writes: bool = False
     """Whether first results and claims are kept: not where a study is only read."""
     schedule: Schedule = field(init=False)
@@ -210,10 +208,10 @@ class Ledger:
         return found
 
     def expected_seconds(self, run: Planned) -> float | None:
-        """Returns the median time of the runs of an arm, else of all runs, else the forecast; None if nobody knows."""
+        """Returns the median time of the runs of an arm, else of all runs; None before any has ended."""
         known = [(ended.arm, ended.results["seconds"]) for ended in self._ended.values() if "seconds" in ended.results]
         alike = [seconds for arm, seconds in known if arm == run.arm] or [seconds for _, seconds in known]
-        return statistics.median(alike) if alike else self.forecast.get(run.arm)
+        return statistics.median(alike) if alike else None
 
     def study(self) -> Study:
         """Returns the ablation with the outcomes of its runs so far."""

@@ -17,7 +17,6 @@ from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.forecast import CERTAIN, forecast_sentences, measured_spread
 from vit_lightning.signals import noted
 
 RENEWAL = 5.0
@@ -153,8 +152,6 @@ class Progress:
 
     def __init__(self, ledger: Ledger, options: WorkOptions, workers: int) -> None:
         self.ledger, self.options, self.workers = ledger, options, workers
-        spread = measured_spread(ledger.study())
-        self._said = 0 if spread is None else spread.certainty
         self.started, self._shown = time.monotonic(), 0.0
         self.before, total = self._count()
         layout = "{percentage:3.0f}% |{bar}| {postfix}"
@@ -165,16 +162,7 @@ class Progress:
         results = self.ledger.results(run) or {}
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
         finished, total = self._count()
-        lines = [f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}"]
-        study = self.ledger.study() if self._said < CERTAIN else None
-        spread = None if study is None else measured_spread(study)
-        if study is not None and spread is not None and spread.certainty > self._said and finished < total:
-            self._said = spread.certainty
-            alone = self.ledger.expected_seconds(run)
-            each = None if alone is None else alone / self.workers
-            lines += [f"  {line}" for line in forecast_sentences(study, spread, each)]
-        for line in lines:
-            self._bar.write(line)
+        self._bar.write(f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}")
         sys.stdout.flush()
 
     def show(self, running: list[Planned]) -> None:

@@ -204,24 +204,6 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     return trainer
 
 
-def plain_training(steps: int) -> dict[str, Any]:
-    """Returns arguments of the Trainer for steps of training without validation, and without callbacks and loggers."""
-    return {
-        "callbacks": None,
-        "logger": False,
-        "log_every_n_steps": 10**9,
-        "max_epochs": -1,
-        "max_steps": steps,
-        "max_time": None,
-        "min_epochs": None,
-        "min_steps": None,
-        "num_sanity_val_steps": 0,
-        "val_check_interval": 1.0,
-        "check_val_every_n_epoch": 10**9,
-        "enable_progress_bar": False,
-    }
-
-
 def training_results(
     experiment: Experiment, facts: Mapping[str, Any], folder: Path, best: Mapping[str, Any]
 ) -> Results:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, are_first, compare, read_predictions
 from vit_lightning.report.configs import ConfigDifference, Configs, config_differences, read_configs
-from vit_lightning.report.forecast import Spread, measured_spread, tuning_luck
+from vit_lightning.report.forecast import measured_sd, tuning_luck
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, Effect, components, crossed_interval, factor_effects, spread
 
@@ -90,14 +90,9 @@ class Analysis:
     differences: list[ConfigDifference]
 
     @functools.cached_property
-    def spread(self) -> Spread | None:
-        """Spread of the differences; None where it is not known."""
-        return measured_spread(self.study)
-
-    @functools.cached_property
     def luck(self) -> tuple[float, float] | None:
         """Probabilities that arms exactly alike are tuned to different values, and called better or worse for that."""
-        return None if self.spread is None else tuning_luck(self.study, self.spread.sd)
+        return None if (sd := measured_sd(self.study)) is None else tuning_luck(self.study, sd)
 
     @functools.cached_property
     def ranked(self) -> list[Arm]:

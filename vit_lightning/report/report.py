@@ -10,7 +10,6 @@ from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
 from vit_lightning.report.checks import Check, read_facts, run_checks
 from vit_lightning.report.figures import draw_figures, read_curves
-from vit_lightning.report.forecast import shortfall
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, lines, notes, recommendation, sentence
@@ -76,18 +75,9 @@ def make_report(study: Study) -> Report:
         recommendation=recommendation(analysis),
         caveats=caveats(analysis, facts),
         sentences=[sentence(analysis, line) for line in lines(analysis)],
-        notes=[*notes(analysis), *_forecasts(analysis)],
+        notes=notes(analysis),
         facts=facts,
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
         figures=draw_figures(analysis, curves),
     )
-
-
-def _forecasts(analysis: Analysis) -> list[str]:
-    """Says what the seeds can show where a study ends without an answer."""
-    asked = [one for one in analysis.comparisons if one.verdict in ("undecided", "not better", "not worse")]
-    if analysis.spread is None or analysis.study.missing or all(one.analysis is None for one in asked):
-        return []
-    text = shortfall(analysis.study, analysis.spread)
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
