@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_study import ARMS, make_study
+from fake_study import make_study
 from runs import REPOSITORY
 
 from vit_lightning.report.analysis import analyse
@@ -198,16 +198,6 @@ def test_the_interval_holds_at_all_analyses_at_once_and_more_seeds_do_not_widen_
     assert np.mean(held) >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / 150)
 
 
-def test_collapsed_runs_are_those_below_the_midpoint_of_chance_and_median(tmp_path):
-    made = make_study(tmp_path, seeds=8, arms={"cls": ARMS["cls"], "mean": ARMS["mean"]}, gains=(0.0, 0.0))
-    assert [arm.collapsed for arm in analyse(made).arms] == [[], []]
-    runs = [
-        replace(run, results={**run.results, "test/acc": 0.1}) if (run.arm, run.seed) == ("mean", 2) else run
-        for run in made.runs
-    ]
-    assert analyse(replace(made, runs=runs)).arms[1].collapsed == [2]
-
-
 def test_with_other_test_images_for_each_seed_only_pairs_within_a_seed_are_compared(tmp_path):
     made = replace(make_study(tmp_path, seeds=3, images=50), split_varies=True)
     for run in made.runs:
@@ -218,4 +208,3 @@ def test_with_other_test_images_for_each_seed_only_pairs_within_a_seed_are_compa
     analysis = analyse(made)
     assert (analysis.tested.same, analysis.tested.why) == (False, "each seed has test images of its own")
     assert analysis.components == {}
-    assert analysis.arms[0].collapsed is not None, "images are paired within a seed"

@@ -64,11 +64,11 @@ def test_the_workspace_of_an_ablation_has_its_runs_by_arm_and_the_answer(tmp_pat
 def test_what_keeps_a_workspace_from_being_made_is_an_error_of_a_line(tmp_path, monkeypatch):
     report = make_report(make_study(tmp_path / "pooling", images=60))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with pytest.raises(UserError, match="^WANDB_MODE=offline: workspaces are made in W&B .*lightning sync"):
+    with pytest.raises(UserError, match=r"^WANDB_MODE=offline: workspaces are made in W&B .*lightning sync"):
         dashboard(report)
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setattr(module, "has_key", lambda: False)
-    with pytest.raises(UserError, match="^no API key: "):
+    with pytest.raises(UserError, match=r"^no API key: "):
         dashboard(report)
 
     def refuse(view: Any) -> None:
@@ -77,7 +77,7 @@ def test_what_keeps_a_workspace_from_being_made_is_an_error_of_a_line(tmp_path, 
     monkeypatch.setattr(module, "has_key", lambda: True)
     monkeypatch.setattr(module, "wandb_settings", lambda report: {"entity": "team", "project": "digits"})
     monkeypatch.setattr("wandb_workspaces.workspaces.Workspace.save_as_new_view", refuse)
-    with pytest.raises(UserError, match="W&B did not save the workspace: permission denied$"):
+    with pytest.raises(UserError, match=r"W&B did not save the workspace: permission denied$"):
         dashboard(report)
 
 

@@ -227,7 +227,6 @@ def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     assert report.headline.endswith(" against 'cls' with lr 0.004"), "the values that are compared"
     assert [row[0] for row in report.tables["verdicts"].rows if "cls" in row[0]] == ["cls with lr 0.004"]
     assert report.tables["tuning"].rows[0][1:] == ["90.10", "90.20", "90.40 (chosen)"]
-    assert "tuning" in report.figures
     assert "by tuning alone" not in report.tables["verdicts"].header, "one seed tells nothing of its luck"
 
 

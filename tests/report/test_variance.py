@@ -12,7 +12,6 @@ from vit_lightning.report.variance import (
     components,
     crossed_interval,
     factor_effects,
-    highest_rate,
     spread,
     spread_p,
     unlike_spreads,
@@ -46,14 +45,6 @@ def test_the_spread_of_runs_is_the_one_that_was_seen_though_no_part_of_it_is_the
     found = components(table)
     assert found.run_sd == pytest.approx(means.std(ddof=1))
     assert found.error_new_seeds == pytest.approx(stats.sem(means))
-
-
-@pytest.mark.parametrize(("events", "runs"), [(0, 8), (1, 8), (7, 30), (8, 8)])
-def test_the_highest_rate_is_that_of_clopper_and_pearson(events, runs):
-    limits = stats.binomtest(events, runs, alternative="less").proportion_ci(0.95, method="exact")
-    assert highest_rate(events, runs) == pytest.approx(limits.high)
-    if (events, runs) == (0, 8):
-        assert highest_rate(events, runs) == pytest.approx(0.31, abs=0.005)
 
 
 GRID = np.array(  # seed, pool, depth

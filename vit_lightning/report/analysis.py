@@ -31,9 +31,6 @@ class Arm:
     runs: list[Run]
     values: dict[int, float]
     """The compared metric by seed, of the runs that are done."""
-    collapsed: list[int] | None
-    """Seeds that ended near chance: below the midpoint between chance and the median accuracy of the arm. None where
-    the metric is no accuracy, or nothing is known of its classes."""
 
     @property
     def n(self) -> int:
@@ -66,7 +63,6 @@ class TestSets:
     correct: Correct = field(default_factory=dict)
     differ: bool = False
     """Whether arms have other test images with the same seed."""
-    classes: int | None = None
 
     @property
     def same(self) -> bool:
@@ -123,7 +119,7 @@ class Analysis:
 def analyse(study: Study) -> Analysis:
     """Compares the arms of a study."""
     tested, comparisons, configs = _read_test_sets(study), compare(study), read_configs(study)
-    arms = [_arm(study, name, tested) for name in study.arms]
+    arms = [_arm(study, name) for name in study.arms]
     return Analysis(
         study=study,
         arms=arms,
@@ -136,14 +132,10 @@ def analyse(study: Study) -> Analysis:
     )
 
 
-def _arm(study: Study, name: str, tested: TestSets) -> Arm:
+def _arm(study: Study, name: str) -> Arm:
     runs = [run for run in study.runs if run.arm == name]
     values = {run.seed: float(run.results[study.compare.metric]) for run in runs if run.state == "done"}
-    collapsed = None
-    if tested.classes and values and study.compare.metric == "test/acc":
-        below = (1 / tested.classes + float(np.median(list(values.values())))) / 2
-        collapsed = [seed for seed, value in values.items() if value < below]
-    return Arm(name, study.arms[name], runs, values, collapsed)
+    return Arm(name, study.arms[name], runs, values)
 
 
 def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[tuple[str, str], Components]:
@@ -195,5 +187,4 @@ def _read_test_sets(study: Study) -> TestSets:
         return TestSets("no run has kept its predictions of the test images")
     first, *others = sets.values()
     same = all(all(map(np.array_equal, first, images)) for images in others)
-    why = "" if same else "each seed has test images of its own"
-    return TestSets(why, correct, classes=len(np.unique(first[1])))
+    return TestSets("" if same else "each seed has test images of its own", correct)

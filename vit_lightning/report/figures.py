@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vit_lightning.config.files import word
 from vit_lightning.figures.style import COLOURS
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.study import Study
@@ -58,8 +57,6 @@ def draw_figures(analysis: Analysis, curves: Curves) -> dict[str, Figure]:
             figures["differences"] = differences_figure(analysis)
         figures["seeds"] = seeds_figure(analysis)
         figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis, curves))}
-        if analysis.study.tuning is not None:
-            figures["tuning"] = tuning_figure(analysis)
         if _known_costs(analysis):
             figures["costs"] = costs_figure(analysis)
     return figures
@@ -265,27 +262,6 @@ def _band(runs: Sequence[Series | None]) -> tuple[Steps, Curve, Curve]:
 def _thinned(steps: Steps, values: Curve, most: int = 400) -> Series:
     every = max(1, math.ceil(len(steps) / most))
     return steps[::every], values[::every]
-
-
-def tuning_figure(analysis: Analysis) -> Figure:
-    """Draws the validation metric of each arm against the values that were tried; the chosen one has a ring."""
-    tuning, legend, unit = analysis.study.tuning, Legend(analysis), unit_of(analysis.study.metric)
-    assert tuning is not None
-    tried, (figure, [axis]) = tuning.tried, _canvas(2.9)
-    for arm in legend.arms:
-        own, known = legend.colour(arm), arm.name in legend.colours
-        means = unit.scale * np.array([tuning.mean(arm.name, values) for values in tried])
-        [line] = axis.plot(means, color=own, marker="o", markersize=4, linewidth=1.8 if known else 0.6)
-        legend.add(arm, line)
-        if known and (chosen := tuning.chosen.get(arm.name)) in tried:
-            place = tried.index(chosen)
-            axis.scatter([place], [means[place]], s=110, facecolor="none", edgecolor=own, linewidth=1.6, zorder=4)
-    names = ["\n".join(word(value) for value in values.values()) for values in tried]
-    axis.set_xticks(range(len(tried)), [_shortened(name, 20) for name in names])
-    axis.set(xlabel=", ".join(tuning.options), ylabel=unit.label(analysis.study.metric))
-    axis.grid(alpha=0.3)
-    axis.margins(0.08, 0.15)
-    return legend.draw(figure)
 
 
 def costs_figure(analysis: Analysis) -> Figure:

@@ -92,9 +92,10 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
         chance = float(np.mean([one.course.chance[place] for one, place in under_way]))
         text = f"by the pairs so far, {rules.max_seeds} seeds answer {counted(len(under_way), 'open comparison')}"
         return [f"{text} with a chance of {_percent(chance)}; {most}"]
-    source = "measured"
-    if (sd := measured_sd(study)) is None:
-        sd, source = assumed_sd(rules, images), f"disagreement on {_percent(rules.disagreement)} of {images} test images"
+    sd, source = measured_sd(study), "measured"
+    if sd is None:
+        sd = assumed_sd(rules, images)
+        source = f"disagreement on {_percent(rules.disagreement)} of {images} test images"
     if sd is None:
         return [f"what {rules.metric} can show is said after {FEWEST} pairs of runs; {most}"]
     effect, who = unit.plain(rules.smallest_effect), "each arm is" if rules.arms == "baseline" else "one arm is"

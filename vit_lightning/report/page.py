@@ -21,30 +21,7 @@ from vit_lightning.report.tables import markdown, results_csv
 from vit_lightning.report.wording import command, headline, quoted, rule
 from vit_lightning.storage.folder import write_whole
 
-PAGE_STYLE = """
-.answer { font-size: 1.5rem; line-height: 1.3; font-weight: 650; margin: 0 0 .5rem; }
-.answer b { background: var(--wash); border-radius: .3em; padding: 0 .25em; }
-.next { font-size: 1.05rem; margin: 0 0 .6rem; }
-figure { margin: 1rem 0; } figure svg { width: 100%; height: auto; display: block; }
-td { max-width: 26rem; } .short { white-space: nowrap; }
-.verdicts table { width: 100%; } .verdicts tbody th { min-width: 6.5rem; max-width: 18rem; }
-.verdicts td:nth-child(2) { font-weight: 600; white-space: normal; }
-.better td:nth-child(2) { color: var(--good); } .worse td:nth-child(2) { color: var(--less); }
-.same td:nth-child(2) { color: var(--same); } .failed td:nth-child(2) { color: var(--bad); }
-@media (max-width: 640px) { .answer { font-size: 1.25rem; } body { padding: .9rem; } }
-@media (max-width: 840px) {
-  .verdicts table, .verdicts tbody, .verdicts caption { display: block; } .verdicts thead { display: none; }
-  .verdicts tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
-  .verdicts th, .verdicts td { display: inline; border: 0; padding: 0 .5rem 0 0; white-space: normal;
-    overflow-wrap: anywhere; }
-  .verdicts td.short:nth-child(n+3):not(:last-child) { display: inline-block; }
-  .verdicts td:nth-child(2) { padding: 0; } .verdicts td:nth-child(2)::after { content: "\\A"; white-space: pre; }
-  .verdicts td:last-child { display: block; max-width: none; } .verdicts td.none { display: none; }
-  .verdicts td:nth-child(n+3)::before { content: attr(data-label) " "; color: var(--faint); } }
-@media print { body { font-size: 10.5pt; max-width: none; padding: 0; color: #000; background: #fff; }
-  figure, tr { break-inside: avoid; } h2 { break-after: avoid; } .wide { overflow: visible; }
-  table { font-size: 8pt; } th, td { padding-right: .4rem; } a { color: inherit; } }
-"""
+PAGE_STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 CAPTIONS = {
     "differences": "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. "
@@ -52,7 +29,6 @@ CAPTIONS = {
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right the last "
     "third. Dotted: runs that failed.",
-    "tuning": "Mean over the seeds of the tuning, on validation images; rings, if any, mark what was chosen.",
     "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
 }
 
@@ -74,7 +50,7 @@ def make_page(report: Report) -> str:
         "How it was done": _facts(report),
         "Every run": drawn["seeds"] + made["arms"],
         "Learning curves": curves,
-        "Tuning": drawn.get("tuning", "") + made.get("tuning", ""),
+        "Tuning": made.get("tuning"),
         "Costs": drawn.get("costs", "") + made["costs"],
         "Runs without a result": made.get("failed"),
     }

@@ -139,9 +139,7 @@ def arm_table(analysis: Analysis) -> Table:
             ("sd", lambda arm: unit.value(arm.sd)),
             ("lowest", lambda arm: unit.value(min(arm.values.values(), default=math.nan))),
             ("highest", lambda arm: unit.value(max(arm.values.values(), default=math.nan))),
-            ("collapsed", lambda arm: NONE if arm.collapsed is None else str(len(arm.collapsed))),
         ],
-        "Collapsed: runs below the midpoint between chance and the median of their arm.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Spread of results and what it does to a difference: rates, variance components, effects of factors.
+"""Spread of results and what it does to a difference: variance components, effects of factors.
 
 All of it describes; claims are made in ``sequential`` alone.
 """
@@ -41,11 +41,6 @@ def spread_p(one: Values, other: Values, step: float = 0.0) -> float:
     if first == second:
         return 1.0
     return float(2 * special.stdtr(freedom, -abs(first - second) * math.sqrt(freedom / left))) if left > 0 else 0.0
-
-
-def highest_rate(events: int, runs: int, level: float = 0.05) -> float:
-    """Returns the upper limit of a rate, one-sided (Clopper and Pearson 1934)."""
-    return 1.0 if events == runs else float(special.betaincinv(events + 1, runs - events, 1 - level))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from vit_lightning.report.comparisons import ArmComparison, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
 from vit_lightning.report.study import MOST_SEEDS, Run, Study, written
 from vit_lightning.report.units import NONE, unit_of
-from vit_lightning.report.variance import highest_rate, unlike_spreads
+from vit_lightning.report.variance import unlike_spreads
 
 FEW = 3
 """Arms that a sentence names; more are counted."""
@@ -420,16 +420,9 @@ def _choice(analysis: Analysis) -> str:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Returns what a reader must know beside the verdicts: failures, collapses, arms that change nothing, tuning."""
+    """Returns what a reader must know beside the verdicts: failures, arms that change nothing, tuning."""
     return [
         *(_failures(arm) for arm in analysis.arms if arm.failed),
-        *(
-            f"{quoted(arm.name)}: {len(arm.collapsed)} of {arm.n} runs collapsed "
-            f"(seed {listed([*map(str, arm.collapsed)])}); a rate of up to "
-            f"{show_fraction(highest_rate(len(arm.collapsed), arm.n))} is compatible with that."
-            for arm in analysis.arms
-            if arm.collapsed
-        ),
         *(
             f"{few([one.arm, one.other])} have the same result with every seed: do their keys change anything?"
             for one in analysis.ordered
