@@ -22,7 +22,6 @@ from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation.ablate import AblateConfig, SomeFailed, ablate
 from vit_lightning.ablation.ledger import Planned, read_study
 from vit_lightning.report.study import Study
-from vit_lightning.storage.metrics import read_results, write_results
 
 MICRO = {
     "model.patch_size": 4,
@@ -275,25 +274,11 @@ def test_two_processes_that_try_failed_runs_again(in_arms):
     run = Planned("bad", 3)
     ledger = pretend("plan.yaml", "out", run.name)
     ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
-    pair = [harness.start(in_arms, *command("out", "--only=bad", "--retry")) for _ in range(2)]
+    pair = [harness.start(in_arms, *command("out", "--retry")) for _ in range(2)]
     for process in pair:
         process.join(300)
     assert [process.exitcode for process in pair] == [5, 5], harness.log(in_arms)[-3000:]
     assert 2 <= len(list(Path("out/ledger/bad-seed3").glob("*.claim"))) <= 3, "each tries it once at most"
-
-
-def test_hours_start_no_run_that_would_end_later(in_arms, capsys):
-    write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}})
-    left = [Planned("cls", 4), Planned("mean", 5)]
-    first = pretend("plan.yaml", "out", *(run.name for run in left)).run_folder(Planned("mean", 0))
-    write_results(first, {**read_results(first), "seconds": 7200.0})
-    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=2, hours=1.0)
-    ablate(config)
-    said = capsys.readouterr().out
-    assert "for 1 h: no run starts that is expected to end later" in said
-    left_over = "2 runs left (1 of cls, 1 of mean), about 2.0 h to the next analysis"
-    assert f"no further run would end within 1 h: {left_over}; the same command continues" in said
-    assert ledgers.find_ledger(Path("out")).pending() == left
 
 
 def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):

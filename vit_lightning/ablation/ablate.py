@@ -22,7 +22,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import word
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.notation import counted, show_time
+from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import design_of
 from vit_lightning.report.forecast import forecast_sentences
 from vit_lightning.report.study import Run, written
@@ -40,8 +40,6 @@ class AblateConfig:
         out: folder of the ablation; runs/ablations/NAME by default. The same command resumes it.
         dry_run: show the plan and exit.
         wandb_sweep: write this file, a sweep of W&B with the runs of the plan, and exit.
-        only: run this arm alone now.
-        hours: run for this time only: no run starts that is expected to end later. The same command continues.
         workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
         threads: threads of each run; 1 by default. Fixed when the ablation begins.
         retry: try failed runs again, but for those that diverged or that another seed has replaced in a comparison.
@@ -58,8 +56,6 @@ class AblateConfig:
     out: Path | None = None
     dry_run: bool = False
     wandb_sweep: Path | None = None
-    only: str | None = None
-    hours: float | None = None
     workers: int | Literal["auto"] = "auto"
     threads: int | None = None
     retry: bool = False
@@ -70,15 +66,12 @@ class AblateConfig:
 
     def __post_init__(self) -> None:
         workers = None if self.workers == "auto" else self.workers
-        above_0 = problems_of(
-            ("hours", self.hours, self.hours is None or self.hours > 0, "above 0"),
-            ("patience", f"{self.patience:g}", self.patience > 0, "above 0 minutes"),
-        )
-        refuse(at_least(1, workers=workers, threads=self.threads), above_0)
+        patience = problems_of(("patience", f"{self.patience:g}", self.patience > 0, "above 0 minutes"))
+        refuse(at_least(1, workers=workers, threads=self.threads), patience)
 
 
 class SomeFailed(UserError):
-    """Error for failed runs in an ablation of which no other run is left to do now. Exit code 5."""
+    """Error for failed runs in an ablation of which no other run is left to do. Exit code 5."""
 
     exit_code = 5
 
@@ -88,15 +81,13 @@ def ablate(config: AblateConfig) -> None:
 
     Raises:
         UserError: the plan or its config is wrong.
-        SomeFailed: no more runs are needed, or wanted now, but some failed.
+        SomeFailed: no more runs are needed, but some failed.
     """
     if sys.stderr.isatty():
         print("reading the plan, its config and data ...", file=sys.stderr, flush=True)  # takes seconds
     torch.set_num_threads(1)  # runs are forked from this process
     quiet()
     plan = read_plan(config.plan)
-    if config.only is not None and config.only not in plan.arms:
-        raise UserError(f"only={config.only} is no arm (choose {'; '.join(plan.arms)})")
     folder = config.out or Path("runs/ablations") / plan.name
     if config.wandb_sweep is not None and not config.dry_run:
         begun = find_ledger(folder)
@@ -110,12 +101,11 @@ def ablate(config: AblateConfig) -> None:
         workers = workers_of(config.workers, devices_of(plan), ledger.facts["threads"])
         description = describe(plan, config, ledger, workers)
     print(description, flush=True)
-    left = ledger.retry(config.only) if config.retry and not config.dry_run else []
+    left = ledger.retry() if config.retry and not config.dry_run else []
     for text in [*(f"changed: {text}" for text in changed), *left]:
         print(f"  {text}", flush=True)
-    until = None if config.hours is None else time.time() + 3600 * config.hours
-    options = WorkOptions(config.workers, config.only, config.patience, until)
-    if options.pending(ledger):
+    options = WorkOptions(config.workers, config.patience)
+    if ledger.pending():
         print("\n".join(f"  {line}" for line in forecast(plan, ledger, workers)), flush=True)
     else:
         print(f"  {at_the_end(ledger.study(), ledger.schedule.comparisons)}", flush=True)
@@ -125,18 +115,7 @@ def ablate(config: AblateConfig) -> None:
         submit(Path(plan.file), ledger, options, config.slurm or {})
     else:
         run_all(plan, ledger, options)
-    if config.hours is not None and (pending := options.pending(ledger)):
-        print(_after_hours(config.hours, ledger, pending, workers), flush=True)
     _finish(ledger.folder)
-
-
-def _after_hours(hours: float, ledger: Ledger, pending: list[Planned], workers: int) -> str:
-    """Describes what is left when the time is spent."""
-    needs = ", ".join(f"{count} of {arm}" for arm, count in Counter(run.arm for run in pending).items())
-    seconds = sum(ledger.expected_seconds(run) or 0.0 for run in pending) / workers
-    until = f"about {show_time(seconds)} to the next analysis" if seconds else "no run has ended yet"
-    ends = f"no further run would end within {hours:g} h"
-    return f"{ends}: {counted(len(pending), 'run')} left ({needs}), {until}; the same command continues"
 
 
 def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> str:
@@ -167,8 +146,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     effect, earlier = unit.plain(compare.smallest_effect), ledger.facts["compare"]["extended"]
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
-    alone = config.only or plan.baseline
-    chosen = ledger.chosen().get(alone, {})
+    chosen = ledger.chosen().get(plan.baseline, {})
     lines += [
         f"  analyses after {few} seeds from {plan.seeds[0]} on{split}, until decided{until}",
         *([f"  raised from at most {', '.join(map(str, earlier))} seeds: alpha is not spent again"] if earlier else []),
@@ -176,9 +154,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.checkpoint.monitor}",
         f"  smallest effect {effect}, alpha {compare.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",
-        *([f"  for {config.hours:g} h: no run starts that is expected to end later"] if config.hours else []),
-        *([f"  now only {config.only}"] if config.only else []),
-        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(alone, plan.seeds[0], chosen)}",
+        f"  one alone: OMP_NUM_THREADS={threads} {plan.command(plan.baseline, plan.seeds[0], chosen)}",
     ]
     return "\n".join(lines)
 

@@ -289,8 +289,8 @@ class Ledger:
         """Whether a run is done or has failed for good."""
         return self.results(run) is not None or self.failure(run) is not None
 
-    def retry(self, arm: str | None = None) -> list[str]:
-        """Counts failed runs of one arm or all as missing again, in all processes; returns why others stay as they are.
+    def retry(self) -> list[str]:
+        """Counts failed runs as missing again, in all processes; returns why others stay as they are.
 
         Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
 
@@ -299,7 +299,7 @@ class Ledger:
         seeds in order again, are not chosen by it. Claims that the other process has kept are named if they fall.
         """
         kept, diverged, places = list[str](), dict[str, list[str]](), range(len(self.facts["seeds"]))
-        failed = {run: end for run in self.planned() if arm in (None, run.arm) and (end := self.failure(run))}
+        failed = {run: end for run in self.planned() if (end := self.failure(run))}
         chosen = {run for n in places for arm in self._chosen(n) for run in self._trials(arm, n)}
         seed_of = {seed: self.facts["seeds"][n] for n in places for seed in self.tune.seeds_of(n)}  # of the trials
         for run, end in failed.items():

@@ -64,7 +64,7 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         import submitit
     except ImportError as fault:
         raise UserError("launcher=slurm needs submitit: pip install 'vit-lightning[slurm]'") from fault
-    missing = options.pending(ledger)
+    missing = ledger.pending()
     if not missing:
         return
     logs = ledger.folder / "slurm"
@@ -79,22 +79,19 @@ def submit(file: Path, ledger: Ledger, options: WorkOptions, settings: Mapping[s
         raise UserError(f"slurm: {' '.join(str(fault).split())[:400]}") from fault
     array = jobs[0].job_id.partition("_")[0]
     print(f"{len(jobs)} jobs in SLURM, {array}; they continue without this process", flush=True)
-    _watch(ledger, options, array, logs, len(jobs))
+    _watch(ledger, array, logs)
 
 
-def _watch(ledger: Ledger, options: WorkOptions, array: str, logs: Path, workers: int) -> None:
-    """Reports runs as they finish, until none is needed or the jobs have no time for more."""
-    progress, gone = Progress(ledger, options, workers), 0
-    pending = options.pending(ledger)
+def _watch(ledger: Ledger, array: str, logs: Path) -> None:
+    """Reports runs as they finish, until none is needed."""
+    progress, gone, pending = Progress(ledger), 0, ledger.pending()
     while pending:
-        before, pending = pending, options.pending(ledger)
+        before, pending = pending, ledger.pending()
         for run in [run for run in before if run not in pending]:
             progress.report(run, "done" if ledger.results(run) is not None else "failed")
         gone = 0 if _is_queued(array) else gone + 1
         if gone > 3 and pending:
             progress.close()
-            if not any(options.has_time(ledger, run) for run in pending):
-                return
             raise UserError(f"all SLURM jobs have ended, but not all runs: see {logs}; the same command submits more")
         progress.show([])
         sys.stdout.flush()

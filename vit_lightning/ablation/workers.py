@@ -54,45 +54,33 @@ class WorkOptions:
 
     Args:
         workers: runs at a time, or auto.
-        only: arm to run; None for all.
         patience: minutes without any write after which a run counts as hanging.
-        until: time (seconds since 1970) by which runs that are started are expected to end; None without a limit.
     """
 
     workers: int | str = "auto"
-    only: str | None = None
     patience: float = 30.0
-    until: float | None = None
-
-    def pending(self, ledger: Ledger) -> list[Planned]:
-        """Returns the runs that are needed now and have not ended."""
-        return [run for run in ledger.pending() if self.only in (None, run.arm)]
-
-    def has_time(self, ledger: Ledger, run: Planned) -> bool:
-        """Whether a run that starts now is expected to end in time, by the runs before it."""
-        return self.until is None or time.time() + (ledger.expected_seconds(run) or 0.0) < self.until
 
 
 def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, *, launched: bool = False) -> None:
-    """Runs what an ablation lacks, beside other processes, until its comparisons are decided or the time is spent.
+    """Runs what an ablation lacks, beside other processes, until its comparisons are decided.
 
     Args:
         plan: of the ablation.
         ledger: of the ablation.
-        options: number of runs at a time, arm, patience, time.
+        options: number of runs at a time, patience.
         launched: whether a launcher handles the signals that ask this process to end.
     """
-    if not options.pending(ledger):
+    if not ledger.pending():
         return
     devices = devices_of(plan)
     workers = workers_of(options.workers, devices, ledger.facts["threads"])
-    read_images({arm: item for arm, item in plan.experiments.items() if options.only in (None, arm)})
+    read_images(plan.experiments)
     warm_up(plan)
     attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
     received: list[int] = []
     try:
         with contextlib.nullcontext() if launched else noted(received.append):
-            _work_off(ledger, attempts, options, workers, received)
+            _work_off(ledger, attempts, workers, received)
     except BrokenPipeError:  # what reads this has ended
         raise
     except OSError as fault:
@@ -112,12 +100,12 @@ def warm_up(plan: Plan) -> None:
             import wandb.sdk.launch  # noqa: F401  # by wandb.init, which takes two seconds
 
 
-def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers: int, received: list[int]) -> None:
-    """Claims and starts the runs that are needed until none is, the time is spent, or a signal comes.
+def _work_off(ledger: Ledger, attempts: Attempts, workers: int, received: list[int]) -> None:
+    """Claims and starts the runs that are needed until none is, or a signal comes.
 
     Runs of other processes are polled: they may decide what is needed.
     """
-    progress, renewed, polled = Progress(ledger, options, workers), 0.0, 0.0
+    progress, renewed, polled = Progress(ledger), 0.0, 0.0
     while not received:
         for run, outcome in attempts.collect():
             progress.report(run, outcome)
@@ -129,12 +117,9 @@ def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers:
         if now - polled > (0.5 if len(attempts.running) < workers else 5.0):
             polled = now
             own = {attempt.run for attempt in attempts.running}
-            pending = options.pending(ledger)
-            others = [run for run in pending if run not in own]
-            in_time = [run for run in others if options.has_time(ledger, run)]
-            if not own and not in_time and (not pending or options.until is not None):
+            if not (pending := ledger.pending()) and not own:
                 break
-            for run in in_time:
+            for run in [run for run in pending if run not in own]:
                 claim = ledger.claim(run) if len(attempts.running) < workers else None
                 if claim is not None and (refused := attempts.begin(run, claim)) is not None:
                     progress.report(run, refused)
@@ -150,8 +135,8 @@ def _work_off(ledger: Ledger, attempts: Attempts, options: WorkOptions, workers:
 class Progress:
     """One bar for the runs up to the next analysis; without a terminal, a line for each run that has finished."""
 
-    def __init__(self, ledger: Ledger, options: WorkOptions, workers: int) -> None:
-        self.ledger, self.options, self.workers = ledger, options, workers
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.started, self._shown = time.monotonic(), 0.0
         self.before, total = self._count()
         layout = "{percentage:3.0f}% |{bar}| {postfix}"
@@ -177,15 +162,15 @@ class Progress:
 
     def _count(self) -> tuple[int, int]:
         """Returns the numbers of runs that have ended and that are needed by now."""
-        needed = [run for run in self.ledger.planned() if self.options.only in (None, run.arm)]
-        return len(needed) - len(self.options.pending(self.ledger)), len(needed)
+        needed = len(self.ledger.planned())
+        return needed - len(self.ledger.pending()), needed
 
     def _ahead(self, finished: int, total: int) -> str:
         """Describes what comes next: the arms that are open, the next analysis, the time left until then."""
         schedule = self.ledger.schedule
         if finished == total or schedule.next_analysis is None:
             return ""
-        tuning = any(run.trial is not None for run in self.options.pending(self.ledger))
+        tuning = any(run.trial is not None for run in self.ledger.pending())
         what = "tuning" if tuning else f"{counted(len(schedule.open), 'arm')} open"
         what += "" if tuning else f", next analysis after {schedule.next_analysis} seeds"
         if (seen := finished - self.before) < 1:
