@@ -1,3 +1,5 @@
+"""Random numbers from keys, and the augmentations that draw by them: alike in any batch, on a host and on a device."""
+
 import math
 
 import pytest
@@ -5,6 +7,7 @@ import torch
 from scipy import stats
 from torchvision.transforms import v2
 
+from vit_lightning import ColorJitter, RandAugment, ThreeAugment, TrivialAugment
 from vit_lightning.data import augment
 from vit_lightning.data.augment import (
     HorizontalFlip,
@@ -45,29 +48,19 @@ def keys(count, seed=0, epoch=0):
     return sample_keys(seed, epoch, torch.arange(count))
 
 
-def ramps(count, height, width, dtype=torch.uint8):
+def ramps(count, height, width):
     """Row + 1 in channel 0, column + 1 in channel 1: what is left of them tells the shift."""
     rows = torch.arange(1, height + 1).view(-1, 1).expand(height, width)
     columns = torch.arange(1, width + 1).expand(height, width)
-    return torch.stack([rows, columns]).expand(count, 2, height, width).to(dtype)
-
-
-def offsets(crop, images_keys, size):
-    """(top, left) that each key gives, of the window in the padded image."""
-    seen = crop(ramps(len(images_keys), size, size), images_keys).long()
-    middle = size // 2
-    return [(int(image[0, middle, middle]) - 1 - middle, int(image[1, middle, middle]) - 1 - middle) for image in seen]
-
-
-def test_reference_gives_the_published_numbers():
-    assert [splitmix64(1234567, number) for number in range(5)] == PUBLISHED
+    return torch.stack([rows, columns]).expand(count, 2, height, width).byte()
 
 
 def test_mix_gives_the_published_numbers_as_streams():
+    assert [splitmix64(1234567, number) for number in range(5)] == PUBLISHED
     assert [unsigned(mix(torch.tensor([1234567]), number))[0] for number in range(5)] == PUBLISHED
 
 
-@pytest.mark.parametrize("stream", [0, 1, 7])
+@pytest.mark.parametrize("stream", [0, 7])
 def test_mix_equals_splitmix64_for_all_kinds_of_numbers(stream):
     bits = [0, 1, -1, 2**63 - 1, -(2**63), 1234567, -987654321] + [(i * GOLDEN) % 2**63 for i in range(50)]
     assert unsigned(mix(torch.tensor(bits), stream)) == [splitmix64(value & MASK, stream) for value in bits]
@@ -80,39 +73,13 @@ def test_mix_is_the_same_by_numpy_and_by_torch_and_for_streams_at_once():
     assert torch.equal(uniform(keys(1000), range(3, 6))[2], uniform(keys(1000), 5))
 
 
-def test_mix_does_not_write_into_its_input():
-    bits = torch.arange(5)
-    mix(bits)
-    assert bits.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (42, 3), (2**32 - 1, 100_000)])
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (2**32 - 1, 100_000)])
 def test_sample_keys_are_nested_splitmix64(seed, epoch):
     indices = [0, 1, 59_999, -1, 2**40]
     start = splitmix64((splitmix64(seed) + epoch) & MASK)
     expected = [splitmix64((start + index) & MASK) for index in indices]
     assert unsigned(sample_keys(seed, epoch, torch.tensor(indices))) == expected
-
-
-def test_sample_keys_depend_on_nothing_but_seed_epoch_and_index():
-    everything = sample_keys(5, 2, torch.arange(1000))
-    torch.manual_seed(123)
-    torch.rand(10)
-    some = torch.tensor([999, 3, 3, 500])
-    assert torch.equal(sample_keys(5, 2, some), everything[some])
-    assert torch.equal(sample_keys(5, 2, some.to(torch.int32)), everything[some])
-
-
-def test_sample_keys_differ_for_each_seed_epoch_and_index():
-    all_keys = torch.cat([keys(1000, seed, epoch) for seed in range(10) for epoch in range(10)])
-    assert len(all_keys.unique()) == 100_000
-
-
-def test_random_numbers_leave_torchs_generator_alone():
-    state = torch.get_rng_state()
-    batch = torch.zeros(8, 3, 6, 6)
-    HorizontalFlip()(RandomCrop()(batch, keys(8)), keys(8))
-    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(sample_keys(5, 2, torch.tensor([3, 500], dtype=torch.int32)), keys(501, 5, 2)[[3, 500]])
 
 
 def test_uniform_is_the_upper_24_bits():
@@ -121,14 +88,9 @@ def test_uniform_is_the_upper_24_bits():
     assert uniform(keys(100), 3).tolist() == expected
 
 
-@pytest.mark.parametrize("stream", [0, 1, 2, 3])
-@pytest.mark.parametrize(("seed", "epoch"), [(0, 0), (1, 0), (0, 1)])
+@pytest.mark.parametrize(("seed", "epoch", "stream"), [(0, 0, 0), (1, 0, 1), (0, 1, 2)])
 def test_uniform_is_uniform(seed, epoch, stream):
     draws = uniform(keys(100_000, seed, epoch), stream).double()
-    assert draws.min() >= 0
-    assert draws.max() < 1
-    assert abs(draws.mean().item() - 1 / 2) < 4 * (1 / 12 / 100_000) ** 0.5
-    assert abs(draws.var().item() - 1 / 12) < 4 * (1 / 180 / 100_000) ** 0.5
     assert stats.kstest(draws.numpy(), "uniform").pvalue > 1e-3
 
 
@@ -149,50 +111,58 @@ def test_uniform_numbers_are_independent(other):
     assert stats.chisquare(counts.flatten().numpy()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("padding", [1, 2, 4])
-def test_random_crop_is_pad_and_slice_for_every_offset(padding, dtype):
-    choices = 2 * padding + 1
-    crop, batch_keys = RandomCrop(padding), keys(1500)
-    shifts = offsets(crop, batch_keys, size=10)
-    shifts = [(top + padding, left + padding) for top, left in shifts]
-    generator = torch.Generator().manual_seed(0)
-    batch = torch.randint(1, 256, (1500, 3, 10, 10), generator=generator).to(dtype)
+def noise(count, height=24, width=20, channels=3):
+    drawn = torch.randint(0, 256, (count, channels, height, width), generator=torch.Generator().manual_seed(0)).byte()
+    drawn[: count // 8], drawn[count // 8 : count // 4] = 7, drawn[count // 8 : count // 4] // 50  # even and dark ones
+    return drawn
+
+
+def photographs():
+    smooth = torch.nn.functional.interpolate(noise(12, 9, 8)[4:].float(), (220, 210), mode="bicubic")
+    return smooth.clamp(0, 255).byte()
+
+
+BATCHES = {"photographs": photographs}
+BATCHES |= {str(shape): lambda shape=shape: noise(200, *shape) for shape in [(45, 38, 3), (28, 20, 1), (2, 9, 3)]}
+CHANGES = [
+    *(RandomCrop(2), HorizontalFlip(), RandomResizedCrop(), RandomErasing(0.7), RandomErasing(0.7, fill="black")),
+    *(RandomAffine(), ColorJitter(hue=0.1), RandAugment(3, 9), RandAugment(1, 30), TrivialAugment(), ThreeAugment()),
+]
+
+
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: type(change).__name__)
+def test_an_image_depends_on_its_key_alone_on_a_host_and_on_a_device(monkeypatch, change, kind):
+    """A host changes them one by one, and blurs a few columns at a time; a device all at once."""
+    batch = BATCHES[kind]()
+    drawn, before, state = keys(len(batch)), batch.clone(), torch.get_rng_state()
+    together = change(batch, drawn)
+    assert (together.dtype, together.shape, together.is_contiguous()) == (torch.uint8, batch.shape, True)
+    assert torch.equal(batch, before)
+    assert not torch.equal(together, batch)
+    parts = [change(batch[i : i + 7], drawn[i : i + 7]) for i in range(0, len(batch), 7)]
+    assert torch.equal(together, torch.cat(parts))
+    monkeypatch.setattr("vit_lightning.data.operations.host_chooses", lambda images: False)
+    assert torch.equal(change(batch, drawn), together)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("padding", "size"), [(1, (4, 9)), (4, (10, 10))])
+def test_random_crop_is_pad_and_slice_for_every_offset(padding, size):
+    crop, drawn, choices = RandomCrop(padding), keys(1500), 2 * padding + 1
+    middle = [side // 2 for side in size]
+    seen = crop(ramps(1500, *size), drawn)[:, :, middle[0], middle[1]].long() - 1 - torch.tensor(middle) + padding
+    shifts = [tuple(shift) for shift in seen.tolist()]
+    batch = noise(1500, *size)
     padded = torch.nn.functional.pad(batch, [padding] * 4)
-    expected = [image[:, top : top + 10, left : left + 10] for image, (top, left) in zip(padded, shifts, strict=True)]
-    out = crop(batch, batch_keys)
-    assert out.dtype is dtype
-    assert torch.equal(out, torch.stack(expected))
+    expected = [
+        image[:, top : top + size[0], left : left + size[1]] for image, (top, left) in zip(padded, shifts, strict=True)
+    ]
+    assert torch.equal(crop(batch, drawn), torch.stack(expected))
     assert set(shifts) == {(top, left) for top in range(choices) for left in range(choices)}
 
 
-def test_random_crop_offsets_are_equally_likely():
-    shifts = offsets(RandomCrop(2), keys(20_000), size=6)
-    counts = [shifts.count((top, left)) for top in range(-2, 3) for left in range(-2, 3)]
-    assert sum(counts) == 20_000
-    assert stats.chisquare(counts).pvalue > 1e-3
-
-
-def test_random_crop_of_rectangles():
-    batch = ramps(500, 4, 9)
-    out = RandomCrop(1)(batch, keys(500))
-    windows = torch.nn.functional.pad(batch[0], [1] * 4).unfold(1, 4, 1).unfold(2, 9, 1).permute(1, 2, 0, 3, 4)
-    windows = {tuple(window.flatten().tolist()) for window in windows.flatten(0, 1)}
-    assert {tuple(image.flatten().tolist()) for image in out} == windows
-    assert len(windows) == 9
-
-
-def test_what_comes_in_at_the_border_is_black():
-    out = RandomCrop(3)(torch.full((200, 3, 8, 8), 255, dtype=torch.uint8), keys(200))
-    assert set(out.unique().tolist()) == {0, 255}
-    black = (out == 0).all(1)
-    assert torch.equal(black, (out == 0).any(1))
-    assert black[:, 0].all(-1).any()
-    assert black[:, -1].all(-1).any()
-    assert not black[:, 3:5, 3:5].any()
-
-
-@pytest.mark.parametrize("padding", [0, 1, 2, 3, 4, 8, 16, 100])
+@pytest.mark.parametrize("padding", [0, 4, 100])
 def test_the_largest_random_number_stays_inside_the_padded_image(monkeypatch, padding):
     monkeypatch.setattr(augment, "uniform", lambda keys, streams: torch.full((len(streams), len(keys)), 1 - 2**-24))
     batch = ramps(1, 5, 5)
@@ -200,72 +170,39 @@ def test_the_largest_random_number_stays_inside_the_padded_image(monkeypatch, pa
     assert torch.equal(RandomCrop(padding)(batch, keys(1)), expected)
 
 
-def test_random_crop_without_padding_changes_nothing():
-    batch = ramps(10, 5, 5)
-    assert torch.equal(RandomCrop(0)(batch, keys(10)), batch)
-
-
-@pytest.mark.parametrize("change", [RandomCrop(2), HorizontalFlip()], ids=["crop", "flip"])
-def test_a_batch_of_one_equals_a_batch_of_many(change):
-    batch = torch.rand(40, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    together = change(batch, keys(40))
-    alone = [change(batch[i : i + 1], keys(40)[i : i + 1]) for i in range(40)]
-    assert torch.equal(together, torch.cat(alone))
-    assert not torch.equal(together, batch)
-
-
-@pytest.mark.parametrize("change", [RandomCrop(2), HorizontalFlip(1.0)], ids=["crop", "flip"])
-def test_changes_do_not_write_into_the_images(change):
-    batch = torch.rand(40, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    before = batch.clone()
-    change(batch, keys(40))
-    assert torch.equal(batch, before)
-
-
-@pytest.mark.parametrize("change", [RandomCrop(2), HorizontalFlip()], ids=["crop", "flip"])
-def test_changes_give_contiguous_images_of_the_same_shape(change):
-    out = change(torch.zeros(7, 3, 6, 5, dtype=torch.uint8), keys(7))
-    assert out.shape == (7, 3, 6, 5)
-    assert out.is_contiguous()
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
-def test_horizontal_flip_mirrors_the_asked_share_exactly(p, dtype):
-    generator = torch.Generator().manual_seed(0)
-    batch = torch.randint(0, 256, (10_000, 2, 2, 3), generator=generator).to(dtype)
+@pytest.mark.parametrize("p", [0.0, 0.1, 1.0])
+def test_horizontal_flip_mirrors_the_asked_share_exactly(p):
+    batch = noise(10_000, 2, 3)
     batch[..., 0], batch[..., 2] = 1, 2
     out = HorizontalFlip(p)(batch, keys(10_000))
     flipped = out[:, 0, 0, 0] == 2
-    mirrored = torch.stack([batch[..., 2], batch[..., 1], batch[..., 0]], dim=-1)
-    assert out.dtype is dtype
-    assert torch.equal(out[flipped], mirrored[flipped])
+    assert torch.equal(out[flipped], batch[flipped].flip(-1))
     assert torch.equal(out[~flipped], batch[~flipped])
     assert abs(flipped.float().mean().item() - p) <= 4 * (p * (1 - p) / 10_000) ** 0.5
 
 
-def test_flip_and_crop_of_the_same_key_are_independent():
-    shifts = offsets(RandomCrop(1), keys(20_000), size=4)
-    batch = torch.tensor([0.0, 1.0]).expand(20_000, 1, 1, 2)
-    flips = HorizontalFlip()(batch, keys(20_000))[:, 0, 0, 0].long().tolist()
-    counts = torch.zeros(2, 3, 3)
-    for flip, (top, left) in zip(flips, shifts, strict=True):
-        counts[flip, top + 1, left + 1] += 1
-    assert stats.chisquare(counts.flatten().numpy()).pvalue > 1e-3
-
-
-def test_bad_settings_are_errors_with_their_values():
-    with pytest.raises(UserError, match="padding=-1 must be at least 0"):
-        RandomCrop(-1)
-    for p in (-0.1, 1.5, float("nan")):
-        with pytest.raises(UserError, match=f"p={p} must be between 0 and 1"):
-            HorizontalFlip(p)
+@pytest.mark.parametrize(
+    ("made", "named"),
+    [
+        (lambda: RandomCrop(-1), ["padding"]),
+        (lambda: HorizontalFlip(float("nan")), ["p"]),
+        (lambda: RandomAffine(degrees=-1.0, scale=(1.2, 0.8)), ["degrees", "scale"]),
+        (lambda: RandomErasing(p=2.0, scale=(0.5, 0.2), ratio=(0.0, 1.0)), ["p", "scale", "ratio"]),
+        (lambda: ColorJitter(brightness=-1.0, hue=0.6), ["brightness", "hue"]),
+        (lambda: RandAugment(num_ops=0, magnitude=31), ["num_ops", "magnitude"]),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_named_at_once(made, named):
+    with pytest.raises(UserError) as caught:
+        made()
+    assert [problem.split("=")[0].rpartition(".")[2] for problem in caught.value.problems] == named
 
 
 @pytest.mark.parametrize("size", [(8, 8), (12, 20)])
 @pytest.mark.parametrize(
     ("degrees", "factor", "right", "down"),
-    [(0, 1, 0, 0), (30, 1, 0, 0), (-20, 1.3, 0, 0), (0, 1, 2, -3), (15, 0.8, 1, 2)],
+    [(30, 1, 0, 0), (-20, 1.3, 0, 0), (0, 1, 2, -3), (15, 0.8, 1, 2)],
 )
 def test_affine_equals_torchvision_for_fixed_parameters(size, degrees, factor, right, down):
     images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
@@ -281,27 +218,6 @@ def test_affine_equals_torchvision_for_fixed_parameters(size, degrees, factor, r
     shifts = (2 * right / size[1] * both, 2 * down / size[0] * both)
     ours = affine(images, math.radians(degrees) * both, factor * both, *shifts)
     assert torch.allclose(ours, theirs, atol=1e-5)
-
-
-def test_random_affine_draws_within_its_limits_for_each_image_by_itself():
-    images = torch.randint(0, 256, (64, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    keys = sample_keys(0, 0, torch.arange(64))
-    augment = RandomAffine(10.0, (0.9, 1.1), 0.1)
-    together = augment(images, keys)
-    assert together.dtype == torch.uint8
-    assert all(torch.equal(together[i : i + 1], augment(images[i : i + 1], keys[i : i + 1])) for i in range(64))
-    assert torch.equal(RandomAffine(0.0, (1.0, 1.0), 0.0)(images, keys), images)
-    assert not torch.equal(together, images)
-
-
-def test_random_affine_refuses_what_cannot_be():
-    with pytest.raises(UserError) as caught:
-        RandomAffine(degrees=-1.0, scale=(1.2, 0.8))
-    assert len(caught.value.problems) == 2
-
-
-def noise(count, height=24, width=20):
-    return torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(0)).byte()
 
 
 @pytest.mark.parametrize("size", [(24, 20), (8, 8), (10, 40)])
@@ -323,9 +239,6 @@ def test_boxes_lie_inside_and_have_the_asked_area_and_ratio():
     assert 0.595 < area.max() < 0.605
     assert 0.49 < ratio.min() < 0.52
     assert 1.95 < ratio.max() < 2.03
-
-
-def test_areas_are_evenly_distributed_where_all_fit():
     _, _, height, width = RandomResizedCrop((0.3, 0.6), (1.0, 1.0)).boxes(keys(20_000), 1000, 1000)
     assert stats.kstest((height * width / 1e6).double().numpy(), stats.uniform(0.3, 0.3).cdf).statistic < 0.012
 
@@ -338,7 +251,7 @@ def test_where_no_box_fits_the_whole_image_is_shown_and_nothing_is_erased():
 
 @pytest.mark.parametrize("fill", ["black", "noise"])
 def test_erasing_covers_the_box_alone_of_the_asked_share(fill):
-    erasing, batch = RandomErasing(0.4, fill=fill), noise(5000)
+    erasing, batch = RandomErasing(0.4, fill=fill), noise(8000)[2000:7000]
     boxes = torch.stack(erasing._boxes.boxes(keys(5000), 24, 20), dim=1).tolist()
     out = erasing(batch, keys(5000))
     changed = (out != batch).flatten(1).any(1)
@@ -354,27 +267,3 @@ def test_erasing_covers_the_box_alone_of_the_asked_share(fill):
         assert not values.any()
     else:
         assert stats.chisquare(torch.bincount(values.long(), minlength=256).numpy()).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("size", [(24, 20), (7, 33), (64, 64)])
-@pytest.mark.parametrize("change", [RandomResizedCrop(), RandomErasing(0.7), RandomErasing(0.7, fill="black")])
-def test_boxes_on_a_cpu_hold_the_pixels_of_the_form_for_devices(change, size, monkeypatch):
-    batch, drawn = noise(200, *size), keys(200)
-    fast = change(batch, drawn)
-    monkeypatch.setattr("vit_lightning.data.operations.host_chooses", lambda images: False)
-    assert torch.equal(fast, change(batch, drawn))
-
-
-@pytest.mark.parametrize("change", [RandomResizedCrop(), RandomErasing(0.7)], ids=["resized crop", "erasing"])
-def test_boxes_of_an_image_do_not_depend_on_its_batch(change):
-    batch = noise(64)
-    together = change(batch, keys(64))
-    assert torch.equal(together, torch.cat([change(batch[i : i + 5], keys(64)[i : i + 5]) for i in range(0, 64, 5)]))
-    assert not torch.equal(together, batch)
-    assert torch.equal(batch, noise(64))
-
-
-def test_bad_boxes_are_named_at_once():
-    with pytest.raises(UserError) as caught:
-        RandomErasing(p=2.0, scale=(0.5, 0.2), ratio=(0.0, 1.0))
-    assert [problem.split("=")[0].rpartition(".")[2] for problem in caught.value.problems] == ["p", "scale", "ratio"]

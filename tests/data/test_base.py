@@ -21,7 +21,6 @@ from vit_lightning import (
     ViTClassifier,
 )
 from vit_lightning.data.splits import stratified_cut
-from vit_lightning.random_keys import mix
 
 
 def pixels(data: Digits, split: str) -> set[bytes]:
@@ -36,14 +35,8 @@ def test_digits_are_split_once_and_for_all():
     counts = torch.bincount(data.dataset("test").labels)
     assert counts.min() >= 34
     assert counts.max() <= 38
-
-
-def test_digits_test_images_depend_on_split_seed_alone():
-    seed_everything(1, verbose=False)
-    first = Digits().dataset("test")
-    seed_everything(2, verbose=False)
-    assert torch.equal(first.images, Digits().dataset("test").images)
-    assert not torch.equal(first.images, Digits(split_seed=1).dataset("test").images)
+    assert torch.equal(data.dataset("test").images, Digits().dataset("test").images)
+    assert not torch.equal(data.dataset("test").images, Digits(split_seed=1).dataset("test").images)
 
 
 def test_digits_keep_scikit_learn_s_pixels():
@@ -173,11 +166,6 @@ def test_order_and_augmentation_follow_the_seed_and_not_the_workers():
     assert not torch.equal(reference[0], reference[3])
 
 
-def test_augmentations_of_a_list_draw_independent_numbers():
-    keys = torch.arange(100)
-    assert not torch.equal(mix(keys, 0), mix(keys, 1))
-
-
 def test_images_that_are_measured_are_not_augmented():
     data = Digits(batch_size=200, augment=[RandomCrop(2)])
     run = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
@@ -265,11 +253,10 @@ def test_images_do_not_depend_on_batches_or_ranks():
         assert all(torch.equal(image, images[key]) for key, image in reference.items())
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_images_do_not_depend_on_workers(workers):
+def test_images_do_not_depend_on_workers():
     def epoch(num_workers: int) -> list[torch.Tensor]:
         data = Digits(batch_size=400, num_workers=num_workers, augment=STRONG, mixing=[MixUp(), CutMix()])
         batches = enumerate(data.train_dataloader())
         return [data.model_input(batch, completed).images for completed, batch in batches]
 
-    assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(workers), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(3), strict=True))

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import pytest
 import torch
 from PIL import Image
-from runs import SHARED
 from tensors import write_images, write_parquet
 
 from vit_lightning import HuggingFaceSet, ImageFolder, UserError
@@ -118,26 +117,10 @@ def test_mistakes_are_named(tmp_path):
         of(tmp_path, tables).check()
 
 
-@installed
-@pytest.mark.skipif(not (SHARED / "data").is_dir(), reason="needs the shared images")
-def test_cifar_as_parquet(tmp_path):
-    data = HuggingFaceSet(path=str(SHARED / "data"), image_size=32, min_area=0.5, num_workers=0, cache=tmp_path)
-    assert data.num_classes == 10
-    batch = data.dataset("test").__getitems__(Request(list(range(8)), None))
-    assert batch.images.shape == (8, 3, 32, 32)
-    assert data.dataset("test").whole(0).shape == (32, 32, 3)
-
-
 def test_bad_values_are_named_at_once():
     with pytest.raises(UserError) as caught:
         HuggingFaceSet(path="x", image_size=0, min_area=2.0, val_share=1.0)
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["val_share", "min_area", "image_size"]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
-def test_without_the_library_the_way_out_is_named():
-    with pytest.raises(UserError, match=r"pip install 'vit-lightning\[datasets\]'"):
-        HuggingFaceSet(path="x").check()
 
 
 def table_of(place: Path, rows: dict[str, list[object]], *, others: dict[str, list[object]] | None = None) -> Path:

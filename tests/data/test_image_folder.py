@@ -188,21 +188,6 @@ def test_centre_box_has_the_target_s_ratio_and_share():
     assert centre_box(100, 100, target=(10, 10), fraction=0.5) == (25.0, 25.0, 75.0, 75.0)
 
 
-@pytest.mark.parametrize(
-    ("mode", "suffix"), [("CMYK", "jpg"), ("L", "png"), ("RGBA", "png"), ("P", "gif"), ("1", "png")]
-)
-def test_other_eight_bit_kinds_become_rgb(tmp_path, mode, suffix):
-    root = make_folder(tmp_path, "train", "test")
-    picture = Image.fromarray(np.full((14, 20, 3), 200, dtype=np.uint8)).convert(mode)
-    path = root / "test" / "cat" / f"000.{suffix}"
-    path.unlink(missing_ok=True)
-    picture.save(path)
-    data = ImageFolder(root=root, image_size=8)
-    index = files(data, "test").index(path)
-    shown = data.dataset("test").__getitems__(Request([index], None)).images.float()
-    assert abs(float(shown.mean()) - 200) < 4
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp_path, workers, monkeypatch):
     """On a CPU, whose JPEGs are libjpeg's; also of images that are no plain JPEG, in batches of several parts."""
@@ -262,8 +247,7 @@ def damage(path: Path, kind: str) -> None:
         Image.fromarray(np.full((9, 9), 2.0, dtype=np.float32)).save(path, format="TIFF")
 
 
-@pytest.mark.parametrize("kind", ["cut short", "empty", "text", "floats above 1"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("kind", "workers"), [("cut short", 0), ("floats above 1", 1)])
 def test_a_damaged_image_is_an_error_that_names_the_file(tmp_path, kind, workers):
     root = make_folder(tmp_path, "train", "test")
     bad = root / "test" / "dog" / "003.jpg"
@@ -345,16 +329,6 @@ def test_skipping_leaves_out_exactly_the_damaged_images(tmp_path, workers, monke
     assert all(batch.skipped == () for batch in batches)
     assert sum(len(batch.images) < 50 for batch in batches) < 4
     assert sorted(problem.split(": ")[0] for problem in data.bad_images["train"]) == [str(path) for path in bad]
-
-
-def test_what_is_left_keeps_its_pixels(tmp_path):
-    damaged_folder(tmp_path)
-    whole, part = (ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip").dataset("train") for _ in range(2))
-    one = whole.__getitems__(Request([2, 3, 4], [5, 6, 7]))
-    other = part.__getitems__(Request([2, 4], [5, 7]))
-    assert torch.equal(one.images, other.images)
-    assert one.indices.tolist() == [2, 4]
-    assert one.keys.tolist() == [5, 7]
 
 
 def test_more_damage_than_was_allowed_is_an_error(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torchvision.transforms.v2 import functional
 
-from vit_lightning import UserError
 from vit_lightning.data import augment, operations
 from vit_lightning.data.augment import ColorJitter
 from vit_lightning.data.operations import blur_weights, resample, resize_weights, resized
@@ -55,13 +54,11 @@ def test_gray_posterized_and_solarized_are_torchvision_s():
     assert torch.equal(operations.solarize(batch, torch.tensor(thresholds)), torch.stack(theirs))
 
 
-def test_jitter_changes_each_image_by_itself_and_in_every_order():
+def test_jitter_changes_each_image_otherwise():
     keys = sample_keys(0, 0, torch.arange(50))
     batch = images(1).expand(50, -1, -1, -1)
     jitter = ColorJitter(0.4, 0.4, 0.4, 0.1)
-    together = jitter(batch, keys)
-    assert torch.equal(together, torch.cat([jitter(batch[:1], key[None]) for key in keys]))
-    assert len({image.numpy().tobytes() for image in together}) == 50
+    assert len({image.numpy().tobytes() for image in jitter(batch, keys)}) == 50
     assert torch.equal(ColorJitter(0, 0, 0, 0)(batch, keys), batch)
 
 
@@ -78,15 +75,6 @@ def test_jitter_is_torchvision_s_functions_in_the_drawn_order():
             if change < 3:
                 image = functions[change](image, factors[change][number].double().item())
         assert torch.equal(image, jitter(batch, keys)[number])
-
-
-def test_bad_strengths_are_named_at_once():
-    with pytest.raises(UserError) as caught:
-        ColorJitter(brightness=-1.0, hue=0.6)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == [
-        "augment.ColorJitter.brightness",
-        "augment.ColorJitter.hue",
-    ]
 
 
 def photographs(count, height, width):

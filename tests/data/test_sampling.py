@@ -80,35 +80,16 @@ class Refuses(Dataset):
         return UserError(self.problems) if request.indices[0] >= self.after else images().__getitems__(request)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1])
-@pytest.mark.parametrize("size", [1, 2, 100])
-def test_epoch_order_has_each_image_once(size, seed):
-    assert sorted(epoch_order(seed, 3, size)) == list(range(size))
+@pytest.mark.parametrize("size", [1, 100])
+def test_epoch_order_has_each_image_once(size):
+    state = torch.get_rng_state()
+    assert sorted(epoch_order(2**32 - 1, 3, size)) == list(range(size))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_epoch_orders_differ_between_epochs_and_seeds():
     orders = {tuple(epoch_order(seed, epoch, 100)) for seed in range(10) for epoch in range(10)}
     assert len(orders) == 100
-
-
-def test_epoch_order_depends_on_nothing_but_seed_epoch_and_size():
-    before = epoch_order(1, 2, 100)
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    assert epoch_order(1, 2, 100) == before
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_neighbours_are_parted():
-    order = epoch_order(0, 0, 1000)
-    neighbours = sum(abs(a - b) == 1 for a, b in pairwise(order))
-    assert neighbours < 15
-
-
-def test_every_image_comes_to_every_place():
-    orders = torch.tensor([epoch_order(0, epoch, 10) for epoch in range(2000)])
-    counts = torch.stack([(orders == image).sum(0) for image in range(10)])
-    assert ((counts - 200).abs() < 5 * (2000 * 0.1 * 0.9) ** 0.5).all()
 
 
 @pytest.mark.parametrize(
@@ -158,12 +139,6 @@ def test_a_step_weighs_all_its_images_alike_whatever_its_batches_and_ranks(group
                     assert weights == [[1.0] * ranks] * group
 
 
-def test_one_rank_has_as_many_batches_as_a_plain_loader():
-    for size, batch_size, ranks in SPLITS:
-        if ranks == 1:
-            assert train_batch_count(size, batch_size, 1) == math.ceil(size / batch_size)
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_share_the_batches_of_the_epochs_order(ranks):
     order, step = epoch_order(0, 0, 23), 3 * ranks
@@ -190,24 +165,12 @@ def test_going_on_after_any_number_of_batches_gives_the_rest_of_the_same_sequenc
             assert epoch_of(rank, ranks=ranks, completed=completed) == epochs[epoch][done:]
 
 
-def test_epochs_and_seeds_have_other_orders():
-    count = train_batch_count(23, 3, 1)
-    orders = [indices(epoch_of(completed=epoch * count, seed=seed)) for epoch in range(4) for seed in range(4)]
-    assert len({tuple(order) for order in orders}) == 16
-
-
-@pytest.mark.parametrize("completed", range(9))
+@pytest.mark.parametrize("completed", [0, 4, 8])
 def test_limited_epochs_count_their_own_batches(completed):
     epoch, done = divmod(completed, 3)
     order = epoch_order(0, epoch, 23)
     first = epoch_of(completed=completed, batches=3)[0]
     assert first.indices == order[3 * done : 3 * done + 3]
-
-
-@pytest.mark.parametrize(("batch_size", "ranks"), [(1, 1), (3, 1), (2, 2)])
-def test_requests_hold_plain_numbers(batch_size, ranks):
-    request = epoch_of(batch_size=batch_size, ranks=ranks)[0]
-    assert {type(number) for number in request.indices + request.keys} == {int}
 
 
 def test_evaluation_has_each_image_once_on_all_ranks_together():
@@ -306,14 +269,6 @@ def test_a_user_error_that_a_dataset_returns_is_raised_as_it_is(num_workers):
     assert type(error) is UserError
     assert error.problems == ["a.png is no image", "b.png is no image"]
     assert str(error) == "a.png is no image\nb.png is no image"
-
-
-def test_loader_keeps_no_state():
-    plain = loader(images(), epoch_of(size=20))
-    next(iter(plain))
-    assert plain.state_dict() == {}
-    plain.load_state_dict({})
-    assert len(list(plain)) == 7
 
 
 def labels_of(counts):

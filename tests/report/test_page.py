@@ -4,12 +4,10 @@ import csv
 import json
 import re
 import shutil
-import subprocess
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -585,25 +583,3 @@ def test_tables_escape_what_their_language_would_read():
     assert "&lt;b&gt; | 5 %" in table.to_html()
     assert "\\<b> \\| 5 %" in table.to_markdown()
     assert "x\\_1" in table.to_markdown()
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-@pytest.mark.parametrize("width", [390, 1200])
-def test_a_browser_shows_the_page_without_errors_and_asks_for_nothing(study, tmp_path, width):
-    command = [
-        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"),
-        *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--hide-scrollbars"),
-        *(f"--user-data-dir={tmp_path}/profile", f"--log-net-log={tmp_path}/net.json", f"--window-size={width},900"),
-        *(f"--screenshot={tmp_path}/page.png", (study.folder / "report.html").resolve().as_uri()),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
-    assert "CONSOLE" not in result.stderr
-    assert Path(tmp_path, "page.png").stat().st_size > 20_000
-    net = (tmp_path / "net.json").read_text()
-    asked = set(re.findall(r'"url":"([a-z]+:[^"]*)"', net))
-    own = [place for place in asked if "google" not in place and "gvt1" not in place]
-    assert all(place.startswith("file:///") for place in own), own
