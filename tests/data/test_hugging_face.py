@@ -7,7 +7,6 @@ import pickle
 import random
 import re
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -267,15 +266,10 @@ def test_a_set_of_the_hub_is_pinned_to_the_commit_that_was_loaded(tmp_path, monk
     with pytest.raises(UserError, match=r"cannot be loaded: .*small.*large"):
         of(tmp_path, Path("me/set"), name="medium").check()
     hub.shutdown()
-    hub.server_close()  # from here on nobody answers
-    began_at = time.monotonic()
-    assert of(tmp_path, Path("me/set"), name="small").class_names == ["cat", "emu"]
-    with pytest.raises(UserError, match=r"path=nowhere is no folder, .*hub cannot be reached \("):
-        of(tmp_path, Path("nowhere")).check()
-    assert time.monotonic() - began_at < 20  # the retries of datasets take 23 s
-    assert not datasets.config.HF_HUB_OFFLINE
+    hub.server_close()  # from here on nobody answers, and nobody is asked
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert of(tmp_path, Path("me/set"), name="small").class_names == ["cat", "emu"]
     with pytest.raises(UserError, match=r"revision=c{40} is not in .*cache, but [ab]{40}"):
         of(tmp_path, Path("me/set"), name="small", revision="c" * 40).check()
     with pytest.raises(UserError, match="revision=main is for sets of the hub"):

@@ -1,8 +1,7 @@
 """Image sets in the layout of Hugging Face ``datasets``: from the hub, or Parquet files on disk."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, taken_by_a_part, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, first_line, foreign
+from vit_lightning.errors import UserError, foreign
 from vit_lightning.limits import refuse
 
 FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
@@ -36,30 +35,6 @@ def _column(table: Any, column: str) -> list[Any]:
 
 def _shown(value: Any) -> str:
     return f"{value!r}, no label" if value in NO_LABEL else str(value)
-
-
-def _unreachable(settings: Any, path: str, revision: str | None) -> str:
-    """Returns why the hub cannot be reached, by one request: ``datasets`` tries for half a minute; empty if it can."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        HfApi(endpoint=settings.HF_ENDPOINT).dataset_info(path, revision=revision, timeout=5)
-    except (HfHubHTTPError, ValueError):  # an answer, or a name that is not asked for: ``datasets`` says which
-        return ""
-    except Exception as fault:  # of one of several libraries for HTTP
-        return first_line(fault)
-    return ""
-
-
-@contextmanager
-def _offline(settings: Any) -> Iterator[None]:
-    """Lets ``datasets`` load from its cache alone."""
-    before, settings.HF_HUB_OFFLINE = settings.HF_HUB_OFFLINE, True
-    try:
-        yield
-    finally:
-        settings.HF_HUB_OFFLINE = before
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -158,22 +133,13 @@ class HuggingFaceSet(ImageSet):
 
     def _of_hub(self, datasets: Any) -> dict[Split, list[Any]]:
         """Loads the tables of a set of the hub, of which ``datasets`` keeps a copy in ``cache``."""
-        why = _unreachable(datasets.config, self.path, self.revision)
-        try:
-            with _offline(datasets.config) if why else nullcontext():
-                builder = datasets.load_dataset_builder(
-                    self.path, self.name, cache_dir=str(self.cache), revision=self.revision
-                )
-            # offline it is whatever commit the cache holds
-            if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
-                raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
-            self.revision = builder.hash
-            builder.download_and_prepare()
-        except ConnectionError as fault:
-            if not why:
-                raise
-            here = f"is no folder, {self.cache} has no such set of the hub"
-            raise UserError(f"path={self.path} {here}, and the hub cannot be reached ({why})") from fault
+        cache = {"cache_dir": str(self.cache), "revision": self.revision}
+        builder = datasets.load_dataset_builder(self.path, self.name, **cache)
+        # offline it is whatever commit the cache holds
+        if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
+            raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
+        self.revision = builder.hash
+        builder.download_and_prepare()
         return self._of_splits(builder.as_dataset())
 
     def _of_splits(self, tables: Mapping[str, Any]) -> dict[Split, list[Any]]:
