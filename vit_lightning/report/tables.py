@@ -258,18 +258,14 @@ def effect_table(analysis: Analysis) -> Table:
 
 
 def config_table(analysis: Analysis) -> Table:
-    """Keys that differ between the configs of the runs; a row for each key, or for each arm if those are more."""
+    """Keys that differ between the configs of the runs."""
     arms, differences = [arm.name for arm in analysis.arms], analysis.differences
     keys = [difference.key + ("" if difference.planned else " (not in the plan)") for difference in differences]
     cells = [
         [", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms] for difference in differences
     ]
     caption = "Keys that differ between the runs' config.yaml"
-    if len(arms) <= len(keys) or not keys:
-        return Table(caption, ["key", *arms], [[key, *row] for key, row in zip(keys, cells, strict=True)])
-    return Table(
-        caption, ["arm", *keys], [[arm, *row] for arm, row in zip(arms, zip(*cells, strict=True), strict=True)]
-    )
+    return Table(caption, ["key", *arms], [[key, *row] for key, row in zip(keys, cells, strict=True)])
 
 
 def _as_yaml(value: Any) -> str:

@@ -35,13 +35,13 @@ class Kind:
 
 
 KINDS = {
-    "clearly better": Kind("better{than}, by {effect} or more", "better", "{take}{price}"),
-    "better": Kind("better{than}", "better", "{take}{price}"),
-    "slightly better": Kind("slightly better{than} (by less than {effect})", "same", "no reason to switch{price}"),
+    "clearly better": Kind("better{than}, by {effect} or more", "better", "{take}"),
+    "better": Kind("better{than}", "better", "{take}"),
+    "slightly better": Kind("slightly better{than} (by less than {effect})", "same", "no reason to switch"),
     "clearly worse": Kind("worse{than}, by {effect} or more", "worse", "leave it"),
     "worse": Kind("worse{than}", "worse", "leave it"),
-    "slightly worse": Kind("slightly worse{than} (by less than {effect})", "same", "no reason to switch{price}"),
-    "equivalent": Kind("equivalent{to} (within {effect})", "same", "{either}{price}"),
+    "slightly worse": Kind("slightly worse{than} (by less than {effect})", "same", "no reason to switch"),
+    "equivalent": Kind("equivalent{to} (within {effect})", "same", "{either}"),
     "not better": Kind(
         "not better{than} by {effect}, not shown worse", "same", "stop: no gain of {effect}, no loss shown"
     ),
@@ -257,8 +257,8 @@ def _luck(analysis: Analysis, one: ArmComparison) -> str:
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
     """Says what the next analyses of comparisons cost; an empty text where none follows."""
-    runs, seconds = _cost(analysis, [one for one in comparisons if one.is_open])
-    return f"{_runs(runs, seconds)} to the next comparison" if runs else ""
+    needed = [arm for arm, _ in runs_left(analysis.study, [one for one in comparisons if one.is_open])]
+    return f"{_runs(analysis, needed)} to the next comparison" if needed else ""
 
 
 def level_of(analysis: Analysis) -> str:
@@ -289,13 +289,11 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
     if one.blocked:
         return "mend what failed, then try again" if _retried(one) else "runs diverge: change that in a new study"
     failed = _failed(analysis, one.arm)
-    rivals = analysis.study.compare.arms == "baseline" and sum(kind_of(arm) in BETTER for arm in analysis.ordered) > 1
     here = "; for new images it is open" * (_holds(analysis, [one]) == HERE)
     either = f"either does on these images{here}" if here else "take either"
     words = {
         "effect": _effect(analysis),
-        "price": _price(analysis, one),
-        "take": f"may be taken{here}; better arms were not compared with each other" if rivals else f"take it{here}",
+        "take": f"take it{here}",
         "either": f"no reason to switch: {failed}" if failed else either,
         "failed": f"; {failed}" if failed else "",
         "why": why_ended([one]) or ", no answer",
@@ -334,29 +332,12 @@ def _retried(one: ArmComparison) -> list[Run]:
     return [run for run in one.failed if not run.was_edited and not (run.cause or "").startswith("diverged")]
 
 
-def _price(analysis: Analysis, one: ArmComparison) -> str:
-    """Says how long an arm trains beside the other, if that differs by a tenth or more."""
-    times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
-    ratio = times[one.arm] / times[one.other] if times[one.other] > 0 else math.nan
-    return f"; trained {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
-
-
-def _cost(analysis: Analysis, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> tuple[int, float]:
-    """Returns number and seconds of the runs that comparisons need for their next analyses, or for their last."""
-    needed = runs_left(analysis.study, comparisons, until_last=until_last)
-    return len(needed), _seconds(analysis, [arm for arm, _ in needed])
-
-
-def _seconds(analysis: Analysis, arms: Sequence[str]) -> float:
-    """Estimates the time of runs, one after the other, by the medians of their arms; nan before any has ended."""
+def _runs(analysis: Analysis, arms: Sequence[str]) -> str:
+    """Counts runs, with their time one after the other, by the medians of their arms; without it before any ended."""
     times = {arm.name: arm.median("seconds") for arm in analysis.arms}
     known = [time for time in times.values() if not math.isnan(time)]
-    any_arm = sum(known) / len(known) if known else math.nan
-    return sum(any_arm if math.isnan(times[arm]) else times[arm] for arm in arms)
-
-
-def _runs(number: int, seconds: float) -> str:
-    return counted(number, "run") + ("" if math.isnan(seconds) else f" (about {show_time(seconds)} one by one)")
+    seconds = sum(sum(known) / len(known) if math.isnan(times[arm]) else times[arm] for arm in arms) if known else 0.0
+    return counted(len(arms), "run") + (f" (about {show_time(seconds)} one by one)" if known else "")
 
 
 def recommendation(analysis: Analysis) -> str:
@@ -367,10 +348,7 @@ def recommendation(analysis: Analysis) -> str:
     blocked = [one for one in analysis.comparisons if one.blocked]
     missing = [run.arm for run in study.runs if run.state == "missing"]
     if missing:
-        text = f"Not finished: {_runs(len(missing), _seconds(analysis, missing))} to the next comparison"
-        number, seconds = _cost(analysis, [one for one in analysis.comparisons if one.is_open], until_last=True)
-        text += f", at most {_runs(number, seconds)} to the last" if number > len(missing) else ""
-        return f"{text}. Continue with {command(study)}"
+        return f"Not finished: {_runs(analysis, missing)} to the next comparison. Continue with {command(study)}"
     text = _choice(analysis)
     if not blocked:
         return f"{text} N{at_the_end(study, analysis.comparisons)[1:]}."
@@ -420,7 +398,7 @@ def _choice(analysis: Analysis) -> str:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Returns what a reader must know beside the verdicts: failures, arms that change nothing, tuning."""
+    """Returns what a reader must know beside the verdicts: failures, arms that change nothing."""
     return [
         *(_failures(arm) for arm in analysis.arms if arm.failed),
         *(
@@ -435,7 +413,6 @@ def notes(analysis: Analysis) -> list[str]:
             if one.sd == 0 and one.mean != 0
         ),
         *_opposite(analysis),
-        *_edges(analysis),
     ]
 
 
@@ -455,20 +432,6 @@ def _failures(arm: Arm) -> str:
     seeds, runs = listed([str(run.seed) for run in arm.failed]), counted(len(arm.runs), "run")
     why = "these seeds do not count, and claims are about seeds with which both runs finish"
     return f"{len(arm.failed)} of {runs} of {quoted(arm.name)} failed (seed {seeds}): {why}."
-
-
-def _edges(analysis: Analysis) -> list[str]:
-    """Names arms whose best value is the first or last that was tried: a better one may lie beyond."""
-    tuning = analysis.study.tuning
-    if tuning is None:
-        return []
-    found = []
-    for key, values in tuning.options.items():
-        ordered = len(values) > 2 and all(isinstance(value, int | float) for value in values)
-        ends = (min(values), max(values)) if ordered else ()
-        if arms := [arm for arm, chosen in tuning.chosen.items() if chosen.get(key) in ends]:
-            found.append(f"Tuning chose the smallest or largest {key} for {few(arms)}: better values may lie beyond.")
-    return found
 
 
 def scope(analysis: Analysis) -> str:
