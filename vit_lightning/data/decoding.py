@@ -47,14 +47,7 @@ Interpolation = Literal[
 trained on (device)."""
 
 FORMATS = (
-    "JPEG",
-    "PNG",
-    "WEBP",
-    "BMP",
-    "GIF",
-    "PPM",
-    "TIFF",
-    "JPEG2000",
+    *("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000"),
     *["AVIF"] * bool(find_spec("PIL.AvifImagePlugin")),
 )
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""

@@ -35,13 +35,7 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 BESIDE = {"", "seg", "data", "image", "images", "img", "imgs", "split"}
 """Words beside the name of a split, as in ``seg_train``, ``test-set`` or ``train_images``."""
 LEFT_BEHIND = {
-    "__MACOSX",
-    "@eaDir",
-    "__pycache__",
-    "lost+found",
-    "#recycle",
-    "$RECYCLE.BIN",
-    "System Volume Information",
+    *("__MACOSX", "@eaDir", "__pycache__", "lost+found", "#recycle", "$RECYCLE.BIN", "System Volume Information")
 }
 """Folders that archives of macOS, file servers, Python and disks leave, in which nothing is meant."""
 

@@ -298,11 +298,6 @@ def contradiction(folder: Path, results: Mapping[str, Any], first: str | None) -
     return f"test/acc {unit.value(float(value))} % is not that of its test predictions, {unit.value(right)} %"
 
 
-def are_first(run: Run, predictions: Sequence[NDArray[Any]]) -> bool:
-    """Whether predictions are those of a run's first result, as those of a second one do not count."""
-    return run.predictions in (None, checksum(predictions))
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Runs that the analyses of a study need by now."""

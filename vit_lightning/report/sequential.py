@@ -34,12 +34,8 @@ Values = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Claim = Literal["better", "worse", "not better", "not worse"]
 Answer = Literal["equivalent", "not better"]
-MIRRORED: dict[str, Claim] = {
-    "better": "worse",
-    "worse": "better",
-    "not better": "not worse",
-    "not worse": "not better",
-}
+PAIRS: tuple[tuple[Claim, Claim], ...] = (("better", "worse"), ("not better", "not worse"))
+MIRRORED: dict[Claim, Claim] = {**dict(PAIRS), **{other: one for one, other in PAIRS}}
 
 FIRST, STEP = 6, 2
 """Pairs of the first analysis, and between two. With 5 pairs no exact two-sided test can reach p < .05."""
