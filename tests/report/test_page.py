@@ -210,7 +210,7 @@ def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
     assert next_step(half, half.comparisons[0]) == "stop: no loss of 1 point, no gain shown"
 
 
-def test_tuning_is_shown_with_its_budget_and_what_was_chosen(tmp_path):
+def test_tuning_is_shown_with_its_budget_and_an_edge_that_was_chosen(tmp_path):
     study = make_study(tmp_path / "study", images=60)
     options = {"optimizer.lr": [0.001, 0.002, 0.004]}
     trials = [
@@ -221,6 +221,7 @@ def test_tuning_is_shown_with_its_budget_and_what_was_chosen(tmp_path):
     tuning = Tuning("val/acc", "max", options, [1000], trials, {arm: {"optimizer.lr": 0.004} for arm in ARMS})
     report = make_report(replace(study, tuning=tuning))
     assert report.facts["tuning"] == "3 trials of each arm with seeds 1000, chosen by val/acc"
+    assert any("smallest or largest optimizer.lr" in note for note in report.notes)
     assert report.headline.endswith(" against 'cls' with lr 0.004"), "the values that are compared"
     assert [row[0] for row in report.tables["verdicts"].rows if "cls" in row[0]] == ["cls with lr 0.004"]
     assert report.tables["tuning"].rows[0][1:] == ["90.10", "90.20", "90.40 (chosen)"]

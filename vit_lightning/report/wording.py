@@ -398,7 +398,7 @@ def _choice(analysis: Analysis) -> str:
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Returns what a reader must know beside the verdicts: failures, arms that change nothing."""
+    """Returns what a reader must know beside the verdicts: failures, arms that change nothing, tuning."""
     return [
         *(_failures(arm) for arm in analysis.arms if arm.failed),
         *(
@@ -413,6 +413,7 @@ def notes(analysis: Analysis) -> list[str]:
             if one.sd == 0 and one.mean != 0
         ),
         *_opposite(analysis),
+        *_edges(analysis),
     ]
 
 
@@ -432,6 +433,19 @@ def _failures(arm: Arm) -> str:
     seeds, runs = listed([str(run.seed) for run in arm.failed]), counted(len(arm.runs), "run")
     why = "these seeds do not count, and claims are about seeds with which both runs finish"
     return f"{len(arm.failed)} of {runs} of {quoted(arm.name)} failed (seed {seeds}): {why}."
+
+
+def _edges(analysis: Analysis) -> list[str]:
+    """Names arms whose best value is the first or last that was tried: a better one may lie beyond."""
+    if (tuning := analysis.study.tuning) is None:
+        return []
+    found = []
+    for key, values in tuning.options.items():
+        ordered = len(values) > 2 and all(isinstance(value, int | float) for value in values)
+        ends = (min(values), max(values)) if ordered else ()
+        if arms := [arm for arm, chosen in tuning.chosen.items() if chosen.get(key) in ends]:
+            found.append(f"Tuning chose the smallest or largest {key} for {few(arms)}: better values may lie beyond.")
+    return found
 
 
 def scope(analysis: Analysis) -> str:
