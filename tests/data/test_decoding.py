@@ -177,6 +177,7 @@ def test_what_cannot_be_decoded_is_an_error_that_names_the_file(kind, tmp_path):
     assert "\n" not in caught.value.problems[0]
 
 
+@pytest.mark.full
 def test_flipped_bits_never_end_the_process_nor_hide_the_name():
     """300 of them, in a process of its own that a crash would end; a flip may also go unnoticed."""
     code = """
@@ -203,6 +204,7 @@ print(refused)
     assert int(result.stdout) > 60  # PNG alone is a third of them, and has a checksum
 
 
+@pytest.mark.full
 def test_the_largest_image_that_is_taken_stays_in_its_memory(tmp_path):
     """50 megapixels of PNG, and a JPEG of twice as many that is decoded at a part of its size."""
     side = int((MAX_BYTES / 4) ** 0.5)

@@ -466,8 +466,7 @@ def test_labels_of_lists_are_read_as_text(tmp_path, labels):
 
 
 @installed
-@pytest.mark.parametrize("missing", ["-1", "", -1, None])
-@pytest.mark.parametrize("kind", [".csv", ".parquet"])
+@pytest.mark.parametrize(("kind", "missing"), [(".csv", "-1"), (".csv", ""), (".parquet", -1), (".parquet", None)])
 def test_a_training_image_without_a_label_is_refused_in_any_form(tmp_path, missing, kind):
     given = {
         "cat": missing,

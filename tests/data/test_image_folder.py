@@ -266,10 +266,10 @@ def test_folders_that_do_not_fit_are_named_all_at_once(tmp_path):
         image.unlink()
     with pytest.raises(UserError) as caught:
         ImageFolder(root=root).dataset("test")
-    assert [
+    assert all(
         str(root / "test" / name) in problem
         for name, problem in zip(("fox", "owl"), caught.value.problems, strict=True)
-    ]
+    )
 
 
 def test_bad_values_are_named_all_at_once(tmp_path):
@@ -331,14 +331,6 @@ def test_skipping_leaves_out_exactly_the_damaged_images(tmp_path, workers, monke
     assert sorted(problem.split(": ")[0] for problem in data.bad_images["train"]) == [str(path) for path in bad]
 
 
-def test_more_damage_than_was_allowed_is_an_error(tmp_path):
-    damaged_folder(tmp_path)
-    data = ImageFolder(root=tmp_path, image_size=8, num_workers=0, on_bad_image="skip", max_bad_share=0.009)
-    with pytest.raises(UserError, match=r"max_bad_share=0\.009: 3 of 300 train images are damaged") as caught:
-        list(data.train_dataloader())
-    assert len(caught.value.problems) == 4
-
-
 def test_the_share_of_damage_is_of_the_images_that_are_used(tmp_path):
     damaged_folder(tmp_path)
     of_all = {"image_size": 8, "num_workers": 0, "on_bad_image": "skip", "max_bad_share": 0.015}
@@ -346,16 +338,9 @@ def test_the_share_of_damage_is_of_the_images_that_are_used(tmp_path):
     data = ImageFolder(root=tmp_path, **of_all, fraction=0.5)
     data.train_subset = torch.arange(0, 300)[(torch.arange(300) % 50) < 25]  # with 3, 150 and not 299
     data.train_subset = torch.cat([data.train_subset, torch.tensor([150, 299])]).unique()
-    with pytest.raises(UserError, match=r"3 of 151 train images are damaged"):
+    with pytest.raises(UserError, match=r"max_bad_share=0\.015: 3 of 151 train images are damaged") as caught:
         list(data.train_dataloader())
-
-
-def test_a_name_that_is_no_utf_8_is_listed(tmp_path):
-    bad = os.fsdecode(os.fsencode(damaged_folder(tmp_path / "images")[0].parent) + b"/\xff.jpg")
-    Path(bad).write_bytes(b"no image")
-    data = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip")
-    fit(data, tmp_path)
-    assert os.fsencode(bad) in (tmp_path / "bad_images.txt").read_bytes()
+    assert len(caught.value.problems) == 4
 
 
 def test_a_batch_of_nothing_but_damage_is_an_error(tmp_path):
@@ -373,9 +358,11 @@ def fit(data: ImageFolder, folder: Path) -> None:
 
 def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path):
     bad = damaged_folder(tmp_path / "images")
+    bad.append(Path(os.fsdecode(os.fsencode(bad[0].parent) + b"/\xff.jpg")))  # no UTF-8
+    bad[-1].write_bytes(b"no image")
     fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip"), tmp_path)
-    lines = (tmp_path / "bad_images.txt").read_text().splitlines()
-    assert sorted(line.split(": ")[0] for line in lines) == [str(path) for path in bad]
+    lines = (tmp_path / "bad_images.txt").read_bytes().splitlines()
+    assert sorted(line.split(b": ")[0] for line in lines) == sorted(map(os.fsencode, bad))
     with pytest.raises(UserError, match=r"/\d+.jpg: "):
         fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0), tmp_path)
 

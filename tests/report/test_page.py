@@ -21,7 +21,7 @@ from vit_lightning.report.figures import coloured, differences_figure, front
 from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
-from vit_lightning.report.tables import Table
+from vit_lightning.report.tables import Table, effect_table, results_csv
 from vit_lightning.report.wording import caveats, headline, level_of, next_step, recommendation
 
 FAILED = {
@@ -67,8 +67,7 @@ def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
     for name, seconds in (("one", 1.0), ("other", 9.0)):
         made = make_study(tmp_path / name, seeds=2, images=50)
         runs = [replace(t, results={**t.results, "seconds": seconds, "images_per_second": seconds}) for t in made.runs]
-        write_report(make_report(replace(made, runs=runs)))
-        texts.append((tmp_path / name / "results.csv").read_bytes())
+        texts.append(results_csv(replace(made, runs=runs)))
     assert texts[0] == texts[1]
 
 
@@ -371,7 +370,7 @@ def test_means_and_a_difference_of_opposite_signs_have_the_reason_beside(tmp_pat
 def test_the_range_for_new_images_of_a_small_test_set_is_no_wider_than_its_images_tell(tmp_path):
     """Where by chance hardly anything varies over seeds, degrees of freedom below 1 made it 25 points wide."""
     widths = []
-    for random in range(12):
+    for random in range(6):
         study = make_study(tmp_path / str(random), seeds=12, images=91, gains=(0.0, 0.0, 0.0), random=random)
         analysis = analyse(study)
         for one in analysis.comparisons:
@@ -394,8 +393,7 @@ def test_a_loss_that_is_less_is_better(tmp_path):
     better, alike = headline(analyse(study)).split("; ")
     assert better == "'mean' is better than 'cls', by 0.01 or more"
     assert alike == "'mean without class token' is equivalent to 'cls' (within 0.01)"
-    write_report(make_report(study))
-    assert "test/loss is not an accuracy" in (study.folder / "report.md").read_text()
+    assert "test/loss is not an accuracy" in make_markdown(make_report(study))
 
 
 def test_a_grid_has_effects_of_its_factors(tmp_path):
@@ -425,7 +423,6 @@ def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
     names = [effect.name for effect in analyse(study).effects]
     assert names[0] == 'data.augment: [{"class_path": "RandomShift"}] instead of []'
     assert names[1] == 'test: true instead of {"a": 1}'
-    write_report(make_report(study))
 
 
 def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
@@ -444,18 +441,21 @@ def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
     names = [row[0] for row in report.tables["effects"].rows]
     assert {*names[:2]} == {"model.pool: mean instead of cls", "model.depth: 6 instead of 3"}
     assert names[2:] == ["(model.pool: mean) x (model.depth: 6)"], "interactions come last"
-    write_report(report)
-    assert "6 of 9 seeds have a result for every combination" in (study.folder / "report.md").read_text()
+    assert "6 of 9 seeds have a result for every combination" in make_markdown(report)
     every = {(arm, seed): "hang" for arm in arms for seed in range(8) if len(arm) % 2 == seed % 2}
     study = make_study(tmp_path / "none", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=every)
-    write_report(make_report(study))
-    assert "0 of 8 seeds have a result for every combination" in (study.folder / "report.md").read_text()
+    assert "0 of 8 seeds have a result for every combination" in effect_table(analyse(study)).note
 
 
-@pytest.mark.parametrize("baseline", ["_$_", "a_$x^$ & <b>", "[0.9, 0.999]"])
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_arms_may_have_any_names_and_there_may_be_many(tmp_path, baseline):
-    names = [baseline, "$\\foo$", *(f"{'_' * (n % 2)}arm {n} " + "x" * 4 * n for n in range(12))]
+def test_arms_may_have_any_names_and_there_may_be_many(tmp_path):
+    names = [
+        baseline := "a_$x^$ & <b>",
+        "_$_",
+        "[0.9, 0.999]",
+        "$\\foo$",
+        *(f"{'_' * (n % 2)}arm {n} " + "x" * 4 * n for n in range(10)),
+    ]
     arms = {name: {"model.depth": number} for number, name in enumerate(names)}
     study = make_study(tmp_path / "study", arms=arms, gains=[0.1 * n for n in range(14)], images=100)
     write_report(make_report(study))
@@ -547,8 +547,7 @@ def test_a_damaged_file_of_a_run_leaves_its_part_out(tmp_path):
     study = make_study(tmp_path / "study", images=60)
     (study.folder / study.runs[0].folder / "test_predictions.npz").write_bytes(b"PK no zip")
     (study.folder / study.runs[1].folder / "config.yaml").write_text("a: [")
-    write_report(make_report(study))
-    assert "cannot be read" in (study.folder / "report.md").read_text()
+    assert "cannot be read" in make_markdown(make_report(study))
 
 
 def test_arms_on_the_front_are_beaten_by_none():
