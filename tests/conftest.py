@@ -48,6 +48,21 @@ def own_files_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 own_files._imported.pop(name, None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def figures_are_left_out() -> None:
+    if "vit_lightning.commands.fit" in sys.modules:  # else it would be imported for this alone
+        import undrawn  # noqa: F401
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws the figures of runs."""
+    import undrawn
+
+    for place in undrawn.PLACES:
+        monkeypatch.setattr(place, "save", undrawn.save)
+
+
 @pytest.fixture
 def server() -> Iterator[StubServer]:
     """A server of W&B that keeps what it is sent."""

@@ -30,7 +30,7 @@ PRELOADED = (
     "vit_lightning.cli",
     "vit_lightning.commands.trained",
     "vit_lightning.commands.fit",
-    "vit_lightning.figures.test_report",
+    "undrawn",
     "vit_lightning.report.page",
     "warm",
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+GUIDE = REPOSITORY / "notebooks"
 SHARED = REPOSITORY.parent / "shared"
 """Reference outputs and real images, in the workplace alone: tests that use them skip where they are missing."""
 

@@ -161,8 +161,7 @@ def test_the_help_of_a_group_explains_it_in_full(capsys):
     assert main(["fit", "--help.general"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "0 for no watchdog" in said
-    assert {"--print_config", "--seed_everything", "--wandb-sweep"} <= {*said.split()}  # as the command line takes them
-    assert "a sweep of W&B with runs of this command line, and exit" in said
+    assert {"--print_config", "--seed_everything", "--allow-config-change"} <= {*said.split()}
     for arguments, group in (([SMALL[0], "--model=MSSA", "--help.model"], "MSSA"), (["--help.loss"], "LossConfig")):
         assert main(["fit", *arguments]) == 0
         assert group in capsys.readouterr().out.splitlines()[0]

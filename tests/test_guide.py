@@ -43,9 +43,9 @@ COMMAND_LINES = list(
         if line.startswith("lightning ")
     )
 )
-CONFIGS = [(page, text) for page, text in blocks("yaml") if not re.search(r"^(arms|grid):", text, re.MULTILINE)]
+CONFIGS = [(page, text) for page, text in blocks("yaml") if not re.search(r"^(arms|grid|method):", text, re.MULTILINE)]
 PLANS = [text for _, text in blocks("yaml") if re.search(r"^(arms|grid):", text, re.MULTILINE)]
-FREE = ("configs", "models")
+FREE = ("configs",)
 """Commands that take no time."""
 
 

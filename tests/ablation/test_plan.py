@@ -4,7 +4,6 @@ import copy
 import itertools
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -396,30 +395,15 @@ def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder, wandb_sweeps):
         write_sweep(plan, path, chosen)
 
 
-def test_a_sweep_of_a_single_fit(in_folder, wandb_sweeps, monkeypatch, capsys):
+def test_the_sweep_of_the_guide(wandb_sweeps, tmp_path):
     """Its runs are the command with other rates; W&B's own reader takes the file."""
-    words = ["fit", "--config=digits", "--optimizer.lr=0.004", "--trainer.max_epochs=27", "--wandb-sweep", "s.yaml"]
-    monkeypatch.setattr(sys, "argv", ["lightning", *words])
-    assert main(words) == 0
-    assert "wandb sweep s.yaml" in capsys.readouterr().out
-    sweep = wandb_sweeps.load_sweep_config("s.yaml")
-    assert (sweep["method"], sweep["metric"]) == ("bayes", {"name": "val/loss", "goal": "minimize"})
-    assert sweep["early_terminate"] == {"type": "hyperband", "min_iter": 3, "eta": 3}
-    assert sweep["parameters"]["optimizer.lr"] == {"distribution": "log_uniform_values", "min": 0.0004, "max": 0.04}
+    page = (REPOSITORY / "notebooks" / "wandb.md").read_text(encoding="utf-8")
+    (tmp_path / "lr.yaml").write_text(re.search(r"```yaml\n(# wandb sweep.*?)```", page, re.DOTALL)[1])
+    sweep = wandb_sweeps.load_sweep_config(str(tmp_path / "lr.yaml"))
     args = wandb_sweeps.create_sweep_command_args({"args": {"optimizer.lr": {"value": 0.002}}})["args"]
     experiment = resolve([*sweep["command"][2:-1], *args])
-    assert (experiment.settings.optimizer.lr, experiment.resume, experiment.trainer["max_epochs"]) == (
-        0.002,
-        "auto",
-        27,
-    )
-    wrong = [*words, "--out=x", "--wandb.mode=disabled"]
-    monkeypatch.setattr(sys, "argv", ["lightning", *wrong])
-    assert main(wrong) == 2
-    said = capsys.readouterr().err
-    assert "wandb-sweep=s.yaml is there already (choose a new file)" in said
-    assert "out=x must be left out: each run of a sweep has a folder of its own" in said
-    assert "wandb.mode=disabled must be online: W&B searches by what runs send it" in said
+    assert (experiment.settings.optimizer.lr, experiment.resume) == (0.002, "auto")
+    assert sweep["metric"]["name"] == experiment.settings.checkpoint.monitor
 
 
 @pytest.mark.parametrize("seed", ["", "3"])

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 import torch
 from tensors import write_images
-from torchvision.models import resnet18
 
-from vit_lightning.commands.fit import fit
 from vit_lightning.config.check_network import network_problems
 from vit_lightning.config.resolve import resolve
-from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.resources import forward_flops
 
 
@@ -40,42 +34,6 @@ def test_classes_and_image_size_come_from_the_data(images, name):
     if network is not None:
         assert network.eval()(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 3)
         assert forward_flops(network, (3, 32, 32)) > 1e7
-
-
-def test_flops_of_resnet18_are_those_of_its_paper():
-    with torch.device("meta"):
-        flops = forward_flops(resnet18(), (3, 224, 224))
-    assert flops == pytest.approx(2 * 1.814e9, rel=1e-3)  # torchvision's table: 1.814 GFLOPS, of multiply-adds
-
-
-def test_its_config_resolves_to_itself(images, tmp_path):
-    once = resolve(flags(images, "torchvision.models.swin_t", "--model.dropout=0.1")).to_yaml()
-    (tmp_path / "page.yaml").write_text(once)
-    again = resolve(["--config", str(tmp_path / "page.yaml")])
-    assert again.to_yaml().replace("experiment: page", "experiment: run") == once
-    assert again.config["model"]["init_args"]["dropout"] == 0.1
-
-
-def test_a_small_one_trains_and_goes_through_a_checkpoint(images, in_folder):
-    fit(
-        resolve(
-            flags(
-                images,
-                "torchvision.models.mobilenet_v3_small",
-                "--optimizer.name=sgd",
-                "--ema.decay=0.9",
-                "--trainer.max_epochs=1",
-                "--data.batch_size=8",
-                "--trainer.accelerator=cpu",
-                "--out=run",
-            )
-        )
-    )
-    results = json.loads((in_folder / "run/results.json").read_text())
-    assert results["flops"] > 0
-    assert np.isfinite(results["test/loss"])
-    state = read_checkpoint(in_folder / "run/checkpoints/best.ckpt")["state_dict"]
-    assert state["network.features.0.1.num_batches_tracked"] == results["best_step"]
 
 
 def test_features_are_named():

@@ -142,13 +142,12 @@ def test_images_that_lack_a_class_are_tested_by_name(control, capsys):
     assert [row[1] for row in rows] == [row[2] for row in rows] == ["dog"] * 6 + ["owl"] * 6
 
 
-@pytest.mark.parametrize("command", ["test", "validate", "predict"])
 @pytest.mark.parametrize(
-    "names",
+    ("command", "names"),
     [
-        {"canine": "dog", "feline": "cat", "strix": "owl"},
-        {"Cat": "cat", "Dog": "dog", "Owl": "owl"},
-        {"ant": "ant", "cat": "cat", "dog": "dog", "owl": "owl"},
+        ("test", {"canine": "dog", "feline": "cat", "strix": "owl"}),
+        ("validate", {"Cat": "cat", "Dog": "dog", "Owl": "owl"}),
+        ("predict", {"ant": "ant", "cat": "cat", "dog": "dog", "owl": "owl"}),
     ],
     ids=["other names", "other case", "one more"],
 )

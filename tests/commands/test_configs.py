@@ -7,7 +7,7 @@ import yaml
 from runs import REPOSITORY
 
 from vit_lightning.cli import main
-from vit_lightning.commands.lists import images_of, result
+from vit_lightning.commands.configs import result
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.shipped import find_config, shipped_configs
 
@@ -25,12 +25,6 @@ def test_the_first_lines_of_a_config_say_what_it_is_how_it_is_run_and_what_was_m
         accuracy, _, n = result(head).partition(", n = ")
         assert accuracy.removesuffix(" %") in RESULTS
         assert int(n) >= 1
-
-
-def test_images_of_a_config_of_ones_own_or_of_a_plan():
-    assert images_of({"data": {"class_path": "mine.Data"}}) == "Data"
-    assert images_of({}) == ""
-    assert images_of({"config": "experiments/digits_short.yaml"}) == "with the package"
 
 
 def test_the_command_lists_all_and_prints_one(capsys, in_folder):

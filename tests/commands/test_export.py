@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from references import CONFIGS, fresh
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vit_lightning import UserError, ViT, load
@@ -117,18 +119,37 @@ def test_a_run_is_exported_with_its_results(to, results, in_folder, capsys):
         torch.testing.assert_close(LOAD[to](Path("model"), batch), network(batch), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--to=safetensors", "--out=out"], "out=out is there already"),
-        (["--to=safetensors", "--out=new", "--ckpt=nowhere"], "ckpt"),
-        (["--to=tflite", "--out=new"], "to=tflite must be one of"),
-    ],
-)
-def test_mistakes_are_named(flags, message, results, capsys):
-    assert main(["export", *([] if "--ckpt=nowhere" in flags else ["--ckpt=out"]), *flags]) == 2
-    assert message in capsys.readouterr().err
-    assert not Path("new").exists()
+SAVE = {
+    ".safetensors": save_file,
+    ".pth": torch.save,
+    ".npz": lambda state, path: np.savez(path, **{name: value.numpy() for name, value in state.items()}),
+}
+
+
+@pytest.mark.parametrize(("number", "family"), list(enumerate(convert.WRITTEN)))
+def test_a_file_of_a_family_is_written_again_bit_for_bit(number, family, in_folder, capsys):
+    _, state, config = fresh(family, {"names": "disk"} if family == "hf" else None)
+    suffix, save = list(SAVE.items())[number % 3]
+    save({name: value.contiguous() for name, value in state.items()}, f"a{suffix}")
+    Path("a.json").write_text(json.dumps({"family": family, "config": config}))
+    assert main(["export", f"--ckpt=a{suffix}", "--out=b", f"--to={family}"]) == 0
+    assert "same logits within 0 " in capsys.readouterr().out
+    again = load_file("b/model.safetensors")
+    assert set(again) == set(state)
+    assert all(torch.equal(again[name], state[name]) for name in state)
+
+
+def test_the_arguments_beside_the_weights_make_the_other_library_s_model(in_folder):
+    """Trained with dropouts that torchvision has not, which matter in training alone."""
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    vit, state, config = fresh("timm", drop_path_rate=0.1, drop_rate=0.2)
+    torch.save(state, "model.pth")
+    Path("model.json").write_text(json.dumps({"family": "timm", "config": config}))
+    assert main(["export", "--ckpt=model.pth", "--out=other", "--to=torchvision"]) == 0
+    network = VisionTransformer(**json.loads(Path("other/config.json").read_text())["config"]).eval()
+    network.load_state_dict(load_file("other/model.safetensors"), strict=True)
+    torch.testing.assert_close(network(images(3)), vit(images(3)), rtol=0, atol=1e-5)
 
 
 def test_other_logits_leave_nothing_behind(results, capsys, monkeypatch):
@@ -139,17 +160,19 @@ def test_other_logits_leave_nothing_behind(results, capsys, monkeypatch):
 
 
 def test_what_a_form_cannot_express_is_named(tmp_path):
-    graphs = "lightning export --to=onnx or torch-export takes any network"
-    timm = f"all of it is in timm (lightning convert --to=timm), and {graphs}"
+    way_out = "lightning export --to=onnx or torch-export takes any network"
     own = {"attention": lambda emb_size, num_heads: nn.Identity()}
-    for options, problem, way_out in (
-        ({"pool": "mean"}, "pool=mean: hf cannot express it (there it is cls)", timm),
-        ({"pool": AttentionPool}, "pool=attention_all: hf cannot express it (there it is cls)", timm),
-        (own, "attention: Identity is no block of ours, so no other family has it", graphs),
+    for options, problem in (
+        ({"pool": "mean"}, "pool=mean: hf cannot express it (there it is cls)"),
+        ({"pool": AttentionPool}, "pool=attention_all: hf cannot express it (there it is cls)"),
+        (own, "attention: Identity is no block of ours, so no other family has it"),
     ):
         with pytest.raises(UserError) as error:
             export.write_model(source(tiny(**options)), tmp_path, "hf")
         assert (error.value.problems[0], error.value.problems[-1]) == (problem, way_out)
+    with pytest.raises(UserError) as error:
+        export.write_model(source(tiny(register_tokens=2)), tmp_path, "torchvision")
+    assert error.value.problems[0] == "register_tokens=2: torchvision cannot express it (there it is 0)"
     with pytest.raises(UserError, match="Sequential is no model of a config"):
         export.write_model(source(nn.Sequential(nn.Flatten(), nn.Linear(192, 5))), tmp_path, "safetensors")
 
@@ -159,7 +182,3 @@ def test_what_a_form_cannot_express_is_named(tmp_path):
 
     with pytest.raises(UserError, match="Branches cannot be exported"):
         export.write_model(source(Branches()), tmp_path, "torch-export")
-
-
-def test_texts_have_no_home_folder():
-    assert export.without_home(f"{Path.home()}/data and more") == "~/data and more"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from runs import REPOSITORY
-from tensors import write_images, write_parquet
+from tensors import write_images
 
 from vit_lightning import load, to_reference
 from vit_lightning.cli import main
@@ -75,7 +72,7 @@ def test_a_run_starts_from_another_at_another_size_with_other_classes(place, in_
     before, after = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("first", "second"))
     assert all(torch.equal(before[f"network.{name}"], after[f"network.{name}"]) for name in report["taken"])
     anew = resolve([*flags, "--resize_positions=reset", "--out=third"])
-    weights = first_weights("first", anew.make_network(), anew.resize_positions)
+    weights = first_weights("first", anew.make_network(), anew.config["resize_positions"])
     assert set(weights.adapted.new) == {TABLE, "head.linear.weight", "head.linear.bias"}
     assert "new positions" in weights.sentence()
     assert not weights.adapted.resized
@@ -104,13 +101,6 @@ def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, c
     assert "init_from=nowhere is neither" in said
     assert "model.dept=3" in said
     assert not Path("runs").exists()
-
-
-@pytest.mark.full
-def test_a_trial_run_starts_from_another_with_a_new_head(place, in_folder, capsys):
-    flags = start(place, f"--init_from={place / 'run'}", "--data.image_size=16", "--reset_head=true", root="two")
-    fit(resolve([*flags, "--trainer.fast_dev_run=true"]))
-    assert "20 tensors taken, new head (reset_head)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -210,31 +200,6 @@ def test_heads_that_a_file_does_not_tell_are_not_made_of_those_of_a_config_of_an
     assert "than the model: emb_size 192, not 128; hidden 768, not 512; it has " in said
 
 
-def test_a_result_that_was_measured_before_the_configs_were_for_folders_has_its_own_options_of_the_data(in_folder):
-    pytest.importorskip("datasets")
-    write_images(in_folder / "images/a", 200)
-    write_images(in_folder / "images/b", 200, seed=1)
-    write_parquet(in_folder / "tables/train.parquet", in_folder / "images")
-    saved_by_timm("model_best.pth.tar")
-    text = (REPOSITORY / "experiments/README.md").read_text()
-    shown = re.search(r"^    lightning fit (--config experiments/finetune.yaml (?:.*\\\n)*.*)$", text, re.MULTILINE)[1]
-    words = [
-        word.replace("experiments/", f"{REPOSITORY}/experiments/") for word in shlex.split(shown.replace("\\\n", ""))
-    ]
-    experiment = resolve([*words, "--data.path=tables", "--data.image_column=image", "--model.num_heads=1"])
-    changes = experiment.config["data"]["init_args"].pop("augment")
-    assert [(change["class_path"], change.get("init_args", {}).get("padding")) for change in changes] == [
-        ("vit_lightning.RandomCrop", 4),
-        ("vit_lightning.HorizontalFlip", None),
-    ]
-    expected = {"min_area": 1.0, "centre_share": 1.0, "batch_size": 128, "num_workers": 0, "shots": 100}
-    expected |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.247, 0.2435, 0.2616], "image_size": 40}
-    data = experiment.config["data"]["init_args"]
-    assert {name: data[name] for name in expected} == expected
-    optimizer = experiment.settings.optimizer
-    assert (optimizer.lr, optimizer.layer_decay, optimizer.warmup_fraction) == (1e-3, 0.75, 0.1)
-
-
 def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder, capsys):
     sizes = {"image_size": 16, "patch_size": 4, "depth": 1, "num_classes": 2, "pool": "mean"}
     torch.save(ViT(emb_size=64, num_heads=2, **sizes).state_dict(), "bare.pth")
@@ -252,12 +217,6 @@ def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder
     assert "the weights do not tell the number of heads: give --model.num_heads=..." in capsys.readouterr().err
 
 
-def test_checkpoints_that_tie_on_few_validation_images_are_named(place, in_folder, capsys):
-    fit(resolve(start(place, *MODEL, "--data.image_size=16", "--optimizer.lr=0", "--trainer.max_epochs=3", root="two")))
-    expected = r"^ties +3 of 3 validations have the best val/acc, \d\.\d{4}, on \d+ images: the first is kept$"
-    assert re.search(expected, capsys.readouterr().out, re.MULTILINE)
-
-
 def test_first_weights_draw_no_random_numbers(place):
     network = ViT(image_size=16, patch_size=4, emb_size=16, depth=1, num_heads=2, layer_scale=0.1, num_classes=2)
     torch.manual_seed(3)
@@ -267,33 +226,29 @@ def test_first_weights_draw_no_random_numbers(place):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("suffix", [".pth", pytest.param(".safetensors", marks=pytest.mark.full)])
-def test_weights_of_timm_become_a_vit_or_stay_timm_s(place, in_folder, suffix):
-    timm, safetensors = pytest.importorskip("timm"), pytest.importorskip("safetensors.torch")
+def test_weights_of_timm_become_a_vit_or_stay_timm_s(place, in_folder):
+    timm = pytest.importorskip("timm")
     given = {"patch_size": 4, "embed_dim": 64, "depth": 1, "num_heads": 1}
     theirs = timm.models.VisionTransformer(img_size=16, num_classes=7, **given).eval()
-    state = {name: value.contiguous() for name, value in theirs.state_dict().items()}
-    save = torch.save if suffix == ".pth" else safetensors.save_file
-    save(state, f"theirs{suffix}")
-    flags = start(place, f"--init_from=theirs{suffix}", "--data.image_size=8")
+    torch.save(theirs.state_dict(), "theirs.pth")
+    flags = start(place, "--init_from=theirs.pth", "--data.image_size=8")
     experiment = resolve(flags)
     network = experiment.make_network()
-    first = first_weights(f"theirs{suffix}", network, "bicubic")
+    first = first_weights("theirs.pth", network, "bicubic")
     assert first.family == "timm"
     assert first.adapted.sentence().endswith("positions 4x4 -> 2x2 bicubic, new head (7 -> 3 classes)")
     same = resolve([*flags[:-1], "--data.image_size=16"]).make_network()
-    first_weights(f"theirs{suffix}", same, "bicubic").adapted.load(same)
+    first_weights("theirs.pth", same, "bicubic").adapted.load(same)
     images = torch.rand(2, 3, 16, 16)
     torch.testing.assert_close(same.eval().forward_features(images), theirs.forward_features(images))
-    if suffix == ".pth":
-        model = [f"--model.{name}={value}" for name, value in given.items()]
-        named = resolve([*flags, "--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", *model])
-        by_name = first_weights("theirs.pth", named.make_network(), "bicubic")
-        assert by_name.adapted.resized == {"pos_embed": "positions 4x4 -> 2x2 bicubic"}
-        assert set(by_name.adapted.new) == {"head.weight", "head.bias"}
+    model = [f"--model.{name}={value}" for name, value in given.items()]
+    named = resolve([*flags, "--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", *model])
+    by_name = first_weights("theirs.pth", named.make_network(), "bicubic")
+    assert by_name.adapted.resized == {"pos_embed": "positions 4x4 -> 2x2 bicubic"}
+    assert set(by_name.adapted.new) == {"head.weight", "head.bias"}
 
 
-@pytest.mark.parametrize("command", ["test", "predict", pytest.param("validate", marks=pytest.mark.full)])
+@pytest.mark.parametrize("command", ["test", "predict"])
 def test_a_trained_model_is_measured_at_another_size(command, place, in_folder, capsys):
     assert main([command, f"--ckpt={place / 'run'}", "--data.image_size=24"]) == 0
     line = "image size  24x24 pixels, trained at 16x16 (positions 4x4 -> 6x6 bicubic)\n"

@@ -70,36 +70,22 @@ def test_the_page_has_the_maps_of_the_model(trained, in_folder, capsys):
 def test_two_models_stand_side_by_side(trained, in_folder):
     flags = ["--model.class_token=false", "--model.pool=mean", "--model.depth=2"]
     assert main(["fit", *SMALL, *flags, "--out=mean$^$"]) == 0
-    assert main(["inspect", f"--ckpt={trained[0]}", "--against=mean$^$", "--count=2", "--out=out"]) == 0
+    assert main(["inspect", f"--ckpt={trained[0]}", "--against=mean$^$", "--count=1", "--out=out"]) == 0
     models, _ = page_of(Path("out"))
     assert [model["layers"] for model in models] == [["1"], ["1", "2"]]
     differing = [model["known"].split("%, ")[-1] for model in models]
     shown = "pool {}, model.class_token={}, model.depth={}"
     assert differing == [shown.format("cls", True, 1), shown.format("mean", False, 2)]
     assert {"attention_01_1.png", "attention_01_2.png"} <= {path.name for path in Path("out").iterdir()}
-    write_images(Path("photos"), 3)
+    write_images(Path("photos"), 2)
     flags = ["--against=mean$^$", "--image-size=16", "--out=large", "--format=svg"]
     assert main(["inspect", "photos", f"--ckpt={trained[0]}", *flags]) == 0
     figures = {path.name: path.read_text() for path in Path("large").glob("*.*") if path.suffix != ".html"}
-    assert {"attention_03_2.svg", "tokens.svg"} <= figures.keys()
+    assert {"attention_02_2.svg", "tokens.svg"} <= figures.keys()
     assert all("<svg" in text and "</text>" in text for text in figures.values())
     for model in page_of(Path("large"))[0]:
-        assert [opened(image["picture"]).size for image in model["images"]] == [(16, 16)] * 3
-        assert [image["title"].split(":")[0] for image in model["images"]] == ["000.jpg", "001.jpg", "002.jpg"]
-
-
-def test_what_cannot_be_inspected_is_named(trained, in_folder, capsys):
-    torch.save({"weight": torch.zeros(2)}, "odd.pth")
-    for arguments, problem in {
-        ("--ckpt=nowhere",): "ckpt=nowhere",
-        (f"--ckpt={trained[0]}", "--count=0"): "count=0 must be at least 1",
-        (f"--ckpt={trained[0]}", "--against=odd.pth"): "against=odd.pth",
-        (f"--ckpt={trained[0]}", "no.jpg"): "no.jpg: there is no such file or folder",
-        (): "--ckpt is missing",
-    }.items():
-        assert main(["inspect", *arguments]) == 2
-        assert problem in capsys.readouterr().err
-    assert not Path("runs").exists()
+        assert [opened(image["picture"]).size for image in model["images"]] == [(16, 16)] * 2
+        assert [image["title"].split(":")[0] for image in model["images"]] == ["000.jpg", "001.jpg"]
 
 
 def test_a_network_without_attention_that_is_seen_has_all_else(in_folder, capsys):

@@ -1,60 +1,42 @@
-"""``lightning models`` and ``lightning summary``."""
+"""Presets, and ``lightning summary``."""
 
 from __future__ import annotations
 
+import re
+from functools import partial
+
 import pytest
 import torch
+from runs import GUIDE
 from torch import nn
 from torchvision.models import resnet18
 
-from vit_lightning import UserError, ViT
+from vit_lightning import ISTA, MSSA, CrateBlock, UserError, ViT
 from vit_lightning.cli import main
 from vit_lightning.commands.summary import measure, table
 from vit_lightning.config.resolve import resolve
+from vit_lightning.models.layers import LayerNorm
+from vit_lightning.models.patches import LinearProjection
+from vit_lightning.models.presets import PRESETS
+from vit_lightning.training.resources import forward_flops
 
-GMACS = {  # timm's results/benchmark-infer-amp-nhwc-pt240-cu124-rtx4090.csv, and torchvision's _ops where it has them
-    "Ti/16": 1.26,
-    "S/16": 4.61,
-    "B/16": 17.56,
-    "B/32": 4.41,
-    "L/16": 61.56,
-    "L/32": 15.39,
-    "H/14": 167.30,
-}
-PARAMETERS = {  # torchvision's tables; of CRATE: the closed form of Ma-Lab-Berkeley/CRATE, model/crate.py
-    "Ti/16": 5_717_416,
-    "S/16": 22_050_664,
-    "B/16": 86_567_656,
-    "B/32": 88_224_232,
-    "L/16": 304_326_632,
-    "L/32": 306_535_400,
-    "H/14": 632_045_800,
-    "CRATE-T/16": 6_090_856,
-    "CRATE-S/16": 13_116_328,
-    "CRATE-B/16": 22_796_008,
-    "CRATE-L/16": 77_641_192,
-}
+CRATE = {"block": CrateBlock, "attention": MSSA, "feed_forward": ISTA, "final_norm": "after_pool"}
+CRATE |= {"patch_projection": partial(LinearProjection, patch_norm=LayerNorm, norm=LayerNorm)}  # as its authors have it
+TABLE = re.findall(r"^(\S+/\d+) +([\d,]+) +([\d.]+)$", (GUIDE / "configs.md").read_text(), re.MULTILINE)
+"""Presets of the guide, with their published parameters and multiply-adds in G (GMACs)."""
 
 
-def test_presets_have_the_published_parameters_and_multiply_adds(capsys):
-    assert main(["models"]) == 0
-    rows = {
-        words[0]: words for line in capsys.readouterr().out.splitlines() if "/" in (words := line.split() or [""])[0]
-    }
-    assert {name: int(rows[name][4].replace(",", "")) for name in rows} == PARAMETERS
-    for name, gmacs in GMACS.items():
-        assert float(rows[name][5]) == pytest.approx(gmacs, abs=0.005 * gmacs + 0.01), name  # both are rounded
-        assert float(rows[name][6]) == pytest.approx(2 * float(rows[name][5]), abs=0.02)
+@pytest.mark.parametrize(("name", "parameters", "gmacs"), TABLE)
+def test_a_preset_has_the_published_parameters_and_multiply_adds(name, parameters, gmacs):
+    with torch.device("meta"):
+        vit = ViT(name, image_size=224, num_classes=1000, **(CRATE if name.startswith("CRATE") else {}))
+    assert sum(weight.numel() for weight in vit.parameters()) == int(parameters.replace(",", ""))
+    found = forward_flops(vit, (3, 224, 224)) / 2e9
+    assert found == pytest.approx(float(gmacs), abs=0.005 * float(gmacs) + 0.01)  # both are rounded
 
 
-@pytest.mark.full
-def test_multiply_adds_of_a_preset_at_another_size_are_those_of_timm(capsys):
-    assert main(["models", "--image_size=384"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    found = {words[0]: float(words[5]) for words in rows if words and "/" in words[0] and len(words) > 6}
-    assert "H/14" not in found  # 14 does not divide 384
-    for name, gmacs in {"Ti/16": 4.70, "S/16": 15.52, "B/16": 55.54, "B/32": 13.06, "L/16": 191.21}.items():
-        assert found[name] == pytest.approx(gmacs, abs=0.005 * gmacs + 0.01), name
+def test_all_presets_are_in_the_guide():
+    assert {name.partition("/")[0] for name, *_ in TABLE} == {*PRESETS}
 
 
 def block(n, e, h):
@@ -123,8 +105,8 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     said = capsys.readouterr().out
     assert "--levels int" in said
     assert "--image-size int | [int, int]\n" in said
-    assert main(["convert", "--help"]) == 0
-    assert "usage: lightning convert SOURCE DST --to=TO [--OPTION=VALUE ...]\n" in capsys.readouterr().out
+    assert main(["export", "--help"]) == 0
+    assert "usage: lightning export --ckpt=CKPT --out=OUT [--OPTION=VALUE ...]\n" in capsys.readouterr().out
 
 
 def test_sizes_of_crate_stand_beside_its_parts():

@@ -28,22 +28,11 @@ VIEW = {
     "interpolation": "fast_bilinear",
     "centre_share": 0.75,
 }
-FLAGS = [
-    *(
-        "--data=ImageFolder",
-        "--data.root=images",
-        *(f"--data.{name}={json.dumps(value)}" for name, value in VIEW.items()),
-    ),
-    *(
-        "--data.min_area=1",
-        "--data.num_workers=0",
-        "--data.batch_size=8",
-        "--model.patch_size=4",
-        "--model.emb_size=32",
-    ),
-    *("--model.depth=1", "--model.num_heads=2", "--optimizer.lr=0.003", "--optimizer.warmup_epochs=0"),
-    *("--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--wandb.mode=disabled"),
-]
+FLAGS = [f"--data.{name}={json.dumps(value)}" for name, value in VIEW.items()]
+FLAGS += ["--data=ImageFolder", "--data.root=images", "--data.min_area=1", "--data.num_workers=0"]
+FLAGS += ["--model.patch_size=4", "--model.emb_size=32", "--model.depth=1", "--model.num_heads=2"]
+FLAGS += ["--data.batch_size=8", "--optimizer.lr=0.003", "--optimizer.warmup_epochs=0"]
+FLAGS += ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--wandb.mode=disabled"]
 OWN = """
 from pathlib import Path
 from PIL import Image

@@ -71,13 +71,7 @@ def test_a_function_of_timm_gets_gray_images_and_only_what_it_takes(images):
 
 
 def test_unknown_arguments_and_names_are_all_told_before_a_run():
-    assert problems(*TINY, "--model.drop_rat=0.1", "--model.foo=1")[0].startswith(
-        "model.drop_rat=0.1: VisionTransformer takes no such argument (did you mean model.drop_rate?)"
-    )
     assert len(problems(*TINY, "--model.drop_rat=0.1", "--model.foo=1")) == 2
-    assert problems(TINY[0], "--model.model_name=vit_tiny_patch16_22") == [
-        "model.model_name=vit_tiny_patch16_22: timm has no such model (did you mean vit_tiny_patch16_224?)"
-    ]
     assert problems(TINY[0]) == ["model.model_name is missing (an argument of timm.create_model)"]
     assert problems(*TINY, "--model.num_classes=7")[0].startswith("model.num_classes=7 does not fit the data")
     assert problems(*TINY, "--model.checkpoint_path=a.pth") == ["model.checkpoint_path=a.pth: give it as init_from"]

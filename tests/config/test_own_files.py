@@ -141,30 +141,6 @@ def test_a_file_that_cannot_be_imported_is_one_problem_of_all_its_parts(in_folde
     assert "model.depth=x must be" in found
 
 
-LAYERS = """from torch import nn
-
-
-class Layers(nn.Module):
-    def __init__(self, emb_size, ratio=4, *, rate):
-        super().__init__()
-        self.up, self.down = nn.Linear(emb_size, emb_size * ratio), nn.Linear(emb_size * ratio, emb_size)
-        self.dropout = nn.Dropout(rate)
-
-    def forward(self, tokens):
-        return self.down(self.dropout(self.up(tokens)))
-"""
-
-
-def test_an_option_without_a_type_that_is_a_text_is_named_where_its_class_fails(in_folder):
-    (in_folder / "parts.py").write_text(LAYERS)
-    flags = ["--config=digits", "--model.feed_forward=parts.Layers", "--model.feed_forward.rate=0.1"]
-    assert resolve(flags).config["model"]
-    found = problems(*flags, "--model.feed_forward.ratio=four")
-    assert "model.feed_forward.ratio=four is a text: the option has no type, and its default is 4" in found
-    found = problems(*flags, "--model.feed_forward.rate=low")
-    assert found.splitlines()[-1] == "model.feed_forward.rate=low is a text: the option has no type"
-
-
 def test_a_module_that_is_not_there_names_the_folders(in_folder):
     (in_folder / "configs").mkdir()
     (in_folder / "configs" / "exp.yaml").write_text("model: {class_path: no_such.Net}\n")

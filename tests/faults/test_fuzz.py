@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import fake_runs
+import numpy as np
 import processes
 import pytest
 import torch
 import yaml
 from runs import SMALL
+from safetensors.torch import load_file
 
 CASES, SEED = int(os.environ.get("VITL_FUZZ", 50)), int(os.environ.get("VITL_FUZZ_SEED", 0))
 SECONDS = 10
@@ -168,7 +170,7 @@ def ledger_case(made: Path, draw: random.Random) -> list[str]:
 def read_by(draw: random.Random, source: str) -> list[str]:
     """Returns a command that reads a trained model."""
     fit = ["fit", *SMALL, "--trainer.fast_dev_run=true", f"--init_from={source}"]
-    commands = ["summary", f"--ckpt={source}"], ["convert", source, "out.pth", "--to=vit_pytorch"], fit
+    commands = ["summary", f"--ckpt={source}"], ["export", f"--ckpt={source}", "--out=out", "--to=vit_pytorch"], fit
     return draw.choice((*commands, ["test", f"--ckpt={source}", "--out=test"]))
 
 
@@ -187,9 +189,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("WANDB_MODE", "disabled")
         assert main(["fit", *SMALL, "--out=run", "--pictures_every_n_epochs=1"]) == 0
         Path("weights").mkdir()
-        for name in ("a.safetensors", "b.pth", "c.npz"):
-            assert main(["convert", "run", f"weights/{name}", "--to=timm"]) == 0
-        assert main(["export", "--ckpt=run", "--to=hf", "--out=weights/hf"]) == 0
+        for family in ("timm", "hf"):
+            assert main(["export", "--ckpt=run", f"--to={family}", f"--out=weights/{family}"]) == 0
+        tensors = load_file("weights/timm/model.safetensors")
+        torch.save(tensors, "weights/b.pth")
+        np.savez("weights/c.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
+        for name in ("b", "c"):
+            shutil.copy("weights/timm/config.json", f"weights/{name}.json")
         Path("c.yaml").write_text("model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ndata: Digits\n")
         Path("plan.yaml").write_text(PLAN)
         fake_runs.pretend("plan.yaml", "study")

@@ -92,6 +92,7 @@ def test_the_worst_errors_are_errors_of_the_highest_loss(tmp_path):
     assert not (tmp_path / "perfect" / "worst_errors.png").exists()
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_test_reports_the_same_in_fit_and_on_its_own(in_folder, capsys):
     assert main(["fit", *SMALL, "--out=run"]) == 0
     said = capsys.readouterr().out

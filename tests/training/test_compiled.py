@@ -31,7 +31,7 @@ from vit_lightning import (
     accelerate,
 )
 from vit_lightning.cli import main
-from vit_lightning.commands.console import gpu_notes, start_lines
+from vit_lightning.commands.console import start_lines
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
@@ -349,37 +349,19 @@ def test_a_run_keeps_the_precision_that_auto_chose(in_folder, capsys):
     assert f"the run began with precision {other}" in told
 
 
-VIT = {"model": {"class_path": "vit_lightning.ViT"}, "data": {"init_args": {"num_workers": 0}}}
-SLOW = {"trainer": {"deterministic": None, "benchmark": None}, "matmul_precision": None, "compile": False, **VIT}
-FAST = {"trainer": {"deterministic": True, "benchmark": None}, "matmul_precision": "high", "compile": True, **VIT}
-PHOTOGRAPHS = {"data": {"init_args": {"num_workers": 2, "min_area": 0.08}}}
-RESNET = {**FAST, "trainer": SLOW["trainer"], "model": {"class_path": "torchvision.models.resnet18"}, **PHOTOGRAPHS}
-RESUMES = "a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"
-FASTER = "this GPU is faster with"
-
-
-@pytest.mark.parametrize(
-    ("config", "precision", "notes"),
-    [
-        (SLOW, "32-true", [RESUMES, f"{FASTER} trainer.precision=auto (or matmul_precision=high), compile=true"]),
-        (FAST, "bf16-mixed", []),
-        (RESNET, "bf16-mixed", [RESUMES, f"{FASTER} trainer.benchmark=true, data.num_workers=16"]),
-    ],
-)
-def test_a_run_on_a_gpu_says_what_it_leaves(config, precision, notes):
-    assert gpu_notes(config, precision, 16) == notes
-    device = torch.device("cuda")
-    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device), world_size=1, precision=precision)
-    parts = {"module": {"class_path": "vit_lightning.ViTClassifier"}}
-    experiment = SimpleNamespace(config={**config, **parts}, trainer={"precision": precision})
-    with (
-        mock.patch("torch.cuda.get_device_name", return_value="H100"),
-        mock.patch("os.sched_getaffinity", return_value=range(16)),
-    ):
+@pytest.mark.parametrize("deterministic", [True, None])
+def test_a_run_on_a_gpu_says_what_it_needs_to_resume_exactly(deterministic):
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda")), world_size=1, precision="32-true"
+    )
+    config = {"module": {"class_path": "vit_lightning.ViTClassifier"}, "model": None}
+    experiment = SimpleNamespace(config=config, trainer={"precision": "32-true", "deterministic": deterministic})
+    with mock.patch("torch.cuda.get_device_name", return_value="H100"):
         lines = start_lines(experiment, trainer, {"parameters": 1}).splitlines()
-        assert lines[2:] == [f"note        {note}" for note in notes]
-        trainer.strategy.root_device = torch.device("cpu")
-        assert len(start_lines(experiment, trainer, {"parameters": 1}).splitlines()) == 2
+    note = "note        a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"
+    assert lines[2:] == [note] * (not deterministic)
+    trainer.strategy.root_device = torch.device("cpu")
+    assert len(start_lines(experiment, trainer, {"parameters": 1}).splitlines()) == 2
 
 
 def test_deterministic_training_compiles_without_timings():

@@ -30,8 +30,7 @@ DOORS = {
     "load": lambda place: load(place),
     "load_from_checkpoint": lambda place: ViTClassifier.load_from_checkpoint(place),
     "teacher": lambda place: make_teacher(place, Digits()),
-    "convert": ["convert", "{}", "out.pth", "--to=timm"],
-    "export": ["export", "--ckpt={}", "--out=out"],
+    "export": ["export", "--ckpt={}", "--out=out", "--to=timm"],
     "embed": ["embed", "--ckpt={}", "images"],
     "summary": ["summary", "--ckpt={}"],
     "test": ["test", "--ckpt={}"],
@@ -85,7 +84,7 @@ def test_descriptions_of_weights_import_nothing(form, foreign):
     for read in (load, lambda place: open_initial_weights(place, network_in_file).described()):
         with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing is of none of the packages"):
             read(place)
-    assert main(["convert", place, "out.pth", "--to=timm"]) == 2
+    assert main(["export", f"--ckpt={place}", "--out=out", "--to=timm"]) == 2
     assert not Path("harmed").exists()
 
 
@@ -205,7 +204,7 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
     assert main(["fit", *SMALL, "--init_from=../run", "--trust", "--out=second"]) == 0
     assert "tensors taken" in capsys.readouterr().out
     assert Path("second/own_mix.py").read_text() == OWN
-    assert main(["convert", "../run", "out.pth", "--to=timm", "--trust"]) == 2
+    assert main(["export", "--ckpt=../run", "--out=other", "--to=timm", "--trust"]) == 2
     assert "attention: Mix is no block of ours" in capsys.readouterr().err
 
 

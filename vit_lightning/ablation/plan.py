@@ -535,7 +535,7 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
     elif metric and not (known or goal):
         either = f"whether higher (maximize) or lower values (minimize) of {metric} are better"
         problems.append(f"compare.goal is missing: {either}")
-    if not experiment.test or experiment.trainer["limit_test_batches"] == 0:
+    if not experiment.config["test"] or experiment.trainer["limit_test_batches"] == 0:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to compare")
     if runs := experiment.trainer["fast_dev_run"]:
         problems.append(f"trainer.fast_dev_run={runs} leaves no results")

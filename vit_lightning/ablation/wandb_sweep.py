@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vit_lightning.ablation.plan import Plan, flags_of, options_of_run
 from vit_lightning.config.files import read_flags
 from vit_lightning.errors import UserError
-from vit_lightning.storage.wandb_sweeps import write_sweep_file
+from vit_lightning.limits import refuse
+from vit_lightning.storage.folder import write_whole
 
 
 def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]]) -> str:
@@ -42,10 +45,20 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
     common = {"ablation": plan.name, "split_varies": plan.split_varies}
     arms = [{**common, "arm": arm, "options": {**plan.arms[arm], **chosen.get(arm, {})}} for arm in plan.arms]
     seeds, chooser = plan.seeds[: plan.compare.max_seeds], plan.checkpoint
-    sweep = {"method": "grid", "parameters": {"arm": {"values": arms}, "seed_everything": {"values": seeds}}}
-    how = write_sweep_file(path, ["fit", *plan.flags], chooser.monitor, str(chooser.mode), sweep)
-    what = f"{len(arms) * len(seeds)} runs, all that the plan compares"
-    return f"{how}: {what}, since agents do not stop arms that are decided"
+    sweep = {
+        "program": "vit_lightning",
+        "command": ["lightning", "fit", *plan.flags, "${args}"],
+        "metric": {"name": chooser.monitor, "goal": f"{chooser.mode}imize"},
+        "method": "grid",
+        "parameters": {"arm": {"values": arms}, "seed_everything": {"values": seeds}},
+    }
+    refuse([f"wandb-sweep={path} is there already (choose a new file)"] * path.exists())
+    try:
+        write_whole(path, yaml.safe_dump(sweep, sort_keys=False, default_flow_style=None, width=120))
+    except OSError as fault:
+        raise UserError(f"wandb-sweep={path} cannot be written: {fault.strerror}") from fault
+    what = f"{len(arms) * len(seeds)} runs, all that the plan compares, since agents do not stop arms that are decided"
+    return f"wandb sweep {shlex.quote(str(path))}, then wandb agent on any number of machines: {what}"
 
 
 def plain_flags(flags: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

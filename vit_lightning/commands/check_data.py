@@ -20,10 +20,10 @@ from vit_lightning.commands.console import say
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.batches import Batch, Request
+from vit_lightning.data.batches import Batch
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
-from vit_lightning.figures.pictures import LARGE, balanced, sheet, write_png
+from vit_lightning.figures.pictures import LARGE, sheet, write_png
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import write_whole
 
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
 
 def check_data(experiment: Experiment) -> Report:
-    """Reads all images of all splits; writes ``data.json`` and ``samples.png`` to a new folder.
+    """Reads all images of all splits; writes ``data.json`` to a new folder.
 
     Raises:
         UserError: images are damaged and ``data.on_bad_image`` is error; after the report is written.
@@ -64,12 +64,11 @@ def check_data(experiment: Experiment) -> Report:
         found = list(read_all_images(data))
         report = summarise(found, data.class_names)
         write_whole(folder / "data.json", json.dumps(report, indent=2) + "\n")
-        _draw_samples(data, found, folder / "samples.png")
     say(text(report))
     if data.notice:
         say(data.notice)
     say(found_files(report, folder / "data.json"))
-    say(f"report      {folder / 'data.json'}, {folder / 'samples.png'}")
+    say(f"report      {folder / 'data.json'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]
     if damaged and data.on_bad_image == "error":
         raise UserError(damaged)
@@ -184,17 +183,6 @@ def found_files(report: Report, file: Path) -> str:
         lines += [f"same {kind.replace('_', ' ')}: {' = '.join(group)}" for group in groups[:NAMED]]
         lines += [f"and {len(groups) - NAMED} more: {file}"] * (len(groups) > NAMED)
     return "\n".join(lines)
-
-
-def _draw_samples(data: ImageData, found: Sequence[Found], path: Path) -> None:
-    """Draws up to 64 training images, as many of each class, with the centre crop."""
-    images = [image for image in found if image.split == "train"]
-    good = [index for index, image in enumerate(images) if image.fault is None]
-    chosen = [good[position] for position in balanced([images[index].label for index in good], 64)]
-    if chosen:
-        batch = data.dataset("train").__getitems__(Request(chosen, None))  # type: ignore[attr-defined]
-        titles = [data.class_names[label] for label in batch.labels.tolist()]
-        write_png(path, sheet(batch.images.numpy(), titles, cell=LARGE))
 
 
 def show_batch(experiment: Experiment) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
 import shlex
 import sys
 import warnings
@@ -23,7 +22,6 @@ import vit_lightning
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.data.splits import Split
 from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.notation import counted
@@ -140,37 +138,9 @@ def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, An
     if is_auto and trainer.precision != auto_precision(experiment.trainer["accelerator"]):
         note = f"the run began with precision {trainer.precision}; this machine is faster with another"
         lines.append(row("note", note))
-    if device.type == "cuda":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        lines += [row("note", note) for note in gpu_notes(experiment.config, str(trainer.precision), cores)]
+    if device.type == "cuda" and experiment.trainer["deterministic"] is not True:
+        lines.append(row("note", "a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"))
     return "\n".join(lines)
-
-
-def gpu_notes(config: Mapping[str, Any], precision: str, cores: int) -> list[str]:
-    """Returns what a run on a GPU leaves: exact resuming, and speed.
-
-    Args:
-        config: the complete config.
-        precision: the precision of training, as Lightning has it.
-        cores: cores that may load images.
-    """
-    trainer, model, images = config["trainer"], config["model"] or {}, (config["data"] or {}).get("init_args", {})
-    is_exact = trainer["deterministic"] is True
-    notes = [] if is_exact else ["a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"]
-    faster = []
-    if precision == "32-true":
-        in_tf32 = " (or matmul_precision=high)" * (config["matmul_precision"] in (None, "highest"))
-        faster.append(f"trainer.precision=auto{in_tf32}")
-    if not config["compile"]:
-        faster.append("compile=true")
-    if model.get("class_path") != "vit_lightning.ViT" and not (is_exact or trainer["benchmark"]):  # convolutions
-        faster.append("trainer.benchmark=true")
-    decodes = images.get("min_area", 1.0) < 1.0  # photographs, in each epoch
-    if decodes and images.get("num_workers", cores) < min(cores, 8):
-        faster.append(f"data.num_workers={cores}")
-    if faster:
-        notes.append(f"this GPU is faster with {', '.join(faster)}")
-    return notes
 
 
 def say_beside_bar(text: str) -> None:
@@ -206,9 +176,7 @@ class Start(Callback):
             if data.notice:
                 say(row("note", data.notice))
             if data.own_loaders:
-                say(row("images", _splits(data, test=self.experiment.test)))
-            if data.on_bad_image == "skip":
-                say(row("note", _left_out(data)))
+                say(row("images", _splits(data, test=self.experiment.config["test"])))
             for split, place in data.places.items():
                 say(row("note", f"{SPLIT_WORDS[split]} images are kept {place}"))
             say(row("training", _length(trainer, data)))
@@ -234,13 +202,6 @@ def _splits(data: ImageData, *, test: bool) -> str:
     sizes = ", ".join(f"{data.image_count(split):,} {SPLIT_WORDS[split]}" for split in used)
     cut = " and ".join(SPLIT_WORDS[split] for split in used if split in data.cut_splits)
     return f"{sizes}{f' ({cut} cut from the training images by split_seed={data.split_seed})' * bool(cut)}"
-
-
-def _left_out(data: ImageData) -> str:
-    """Returns a sentence on damaged images, which are in the numbers of images and are left out of their batches."""
-    count = len(data.seen_damage()) if isinstance(data, ImageFolder) else 0
-    seen = f"at least {count:,} of these {'is' if count == 1 else 'are'} damaged and left out of the batches"
-    return seen if count else "of these, damaged ones are left out of the batches"
 
 
 def _length(trainer: Trainer, data: ImageData) -> str:

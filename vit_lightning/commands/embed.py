@@ -1,15 +1,13 @@
-"""``lightning embed``: features of images in a trained model, as a table."""
+"""``lightning embed``: features of images in a trained model, as NumPy arrays."""
 
 from __future__ import annotations
 
 import io
-import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +24,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
-from vit_lightning.storage.folder import new_folder, to_csv, write_whole
+from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.weights.sources import Source
 from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
 
@@ -38,7 +36,6 @@ def embed(
     ckpt: Checkpoint,
     split: Split = "test",
     out: Path | None = None,
-    format: Literal["npz", "parquet", "csv"] | None = None,
     blocks: Sequence[int] = (),
     image_size: Size = None,
     config: Facts = None,
@@ -52,8 +49,7 @@ def embed(
     Args:
         *images: image files and folders; by default the test images of the run that trained the model.
         split: images of the run that are taken without any: train (without augmentation), val or test.
-        out: new file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
-        format: npz, parquet or csv; by default what the name of out says.
+        out: new .npz file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
         blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is
             written too.
         batch_size: images in a batch; with the run's own test images that of the run.
@@ -63,14 +59,11 @@ def embed(
     Raises:
         UserError: model or images are not there; or, after all others are written, the damaged images.
     """
-    suffix = f".{format}" if format else ".npz" if out is None else out.suffix
     problems = [*at_least(1, batch_size=batch_size), *at_least(0, num_workers=num_workers)]
     if out is not None and out.exists():
         problems.append(f"out={out} is there already (choose a new file)")
-    if suffix not in _WRITERS:
-        problems.append(f"out={out} must end in {', '.join(_WRITERS)} (or give --format)")
-    if suffix == ".parquet" and find_spec("pyarrow") is None:
-        problems.append("format=parquet needs pyarrow: pip install 'vit-lightning[datasets]'")
+    if out is not None and out.suffix != ".npz":
+        problems.append(f"out={out} must end in .npz")
     if image_size is not None and not images:
         problems.append(f"image_size={image_size} is for images that are given")
     if split != "test" and images:
@@ -92,9 +85,14 @@ def embed(
     columns = _columns(model, data, blocks, split)
     problems = sorted(data.bad_images[split])
     if len(columns["image"]):
-        with _folder(out, source) as folder:
-            path = out or folder / f"embeddings{suffix}"
-            write_whole(path, _WRITERS[suffix](columns))
+        run = None if source.path is None else run_folder_of(source.path)
+        content = io.BytesIO()
+        np.savez(content, **columns)  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            parent = (run or Path("runs")) / "embed"
+            path = out or stack.enter_context(new_folder(None, parent, "")) / "embeddings.npz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, content.getvalue())
         count, width = columns["features"].shape
         say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
         if problems and not files:  # those of the run's own data are left out, as in its test
@@ -168,48 +166,3 @@ def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split)
 def _name(dataset: Any, index: int) -> str:
     name = getattr(dataset, "name", None)
     return str(name(index)) if callable(name) else str(index)
-
-
-def _folder(out: Path | None, source: Source) -> AbstractContextManager[Path]:
-    """Makes the folder of the table."""
-    if out is None:
-        run = None if source.path is None else run_folder_of(source.path)
-        return new_folder(None, (run or Path("runs")) / "embed", "")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as fault:
-        raise UserError(f"out={out} cannot be made: {fault.strerror}") from fault
-    if not os.access(out.parent, os.W_OK):
-        raise UserError(f"out={out} cannot be written to")
-    return nullcontext(out.parent)
-
-
-def _npz(columns: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
-    content = io.BytesIO()
-    np.savez(content, **columns)  # type: ignore[arg-type]
-    return content.getvalue()
-
-
-def _parquet(columns: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
-
-    content = io.BytesIO()
-    table = {name: list(value) if value.ndim > 1 else value for name, value in columns.items()}
-    parquet.write_table(pyarrow.table(table), content)
-    return content.getvalue()
-
-
-def _csv(columns: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    head = [
-        name if value.ndim == 1 else f"{name}_{number}"
-        for name, value in columns.items()
-        for number in range(1 if value.ndim == 1 else value.shape[1])
-    ]
-    rows = zip(*(value.tolist() for value in columns.values()), strict=True)
-    cells = ([cell for item in row for cell in (item if isinstance(item, list) else [item])] for row in rows)
-    return to_csv(head, cells)
-
-
-_WRITERS: dict[str, Any] = {".npz": _npz, ".parquet": _parquet, ".csv": _csv}
-"""Functions from columns to the contents of a file, by suffix."""

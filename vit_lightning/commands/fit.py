@@ -9,7 +9,6 @@ import contextlib
 import io
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from vit_lightning.commands.module import (
 from vit_lightning.commands.resume import Resumed, find_run, parent_of
 from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
 from vit_lightning.commands.summary import in_bytes, table_or_note, training_bytes
-from vit_lightning.commands.sweep import write_sweep
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
@@ -44,7 +42,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import is_first, new_folder, write_whole
-from vit_lightning.storage.metrics import MetricsFile, read_metrics, write_results
+from vit_lightning.storage.metrics import MetricsFile, write_results
 from vit_lightning.storage.wandb_logger import RunLogger, run_id
 from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TestPredictions
 from vit_lightning.training.checkpoints import Checkpoints
@@ -58,8 +56,6 @@ from vit_lightning.training.resources import forward_flops, free_memory, keep_fr
 SKIPPED = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
 MANY_FLOPS = 1e11
 """FLOPs of a batch's forward pass from which its memory is counted, which takes a second: about a GB."""
-FEW_IMAGES = 100
-"""Validation images below which checkpoints that tie are named."""
 
 
 @dataclass
@@ -78,18 +74,12 @@ class Run:
     """Parameters and floating-point operations, as in ``results.json``."""
 
 
-def fit(experiment: Experiment, *, wandb_sweep: Path | None = None) -> Results:
+def fit(experiment: Experiment) -> Results:
     """Trains, tests the best checkpoint, and writes both to a run folder; returns the contents of ``results.json``.
 
     ``experiment.resume`` decides whether an unfinished run of this config is resumed.
-
-    Args:
-        wandb_sweep: write this file, a sweep of W&B with runs of this command line, and exit.
     """
     quiet()
-    if wandb_sweep is not None:
-        write_sweep(experiment, wandb_sweep, sys.argv[1:])
-        return {}
     use_files(experiment.files)
     if experiment.allowed_changes and experiment.resume == "never":
         named = ",".join(experiment.allowed_changes)
@@ -127,9 +117,9 @@ def try_out(experiment: Experiment) -> Results:
     compile_chosen(module, experiment, trainer)
     with own_faults(None), chosen_matmul(experiment):
         trainer.fit(module, datamodule=data)
-        if experiment.test:
+        if experiment.config["test"]:
             trainer.test(module, datamodule=data, verbose=False)
-    tried = "training, validation and test" if experiment.test else "training and validation"
+    tried = "training, validation and test" if experiment.config["test"] else "training and validation"
     say(f"fast_dev_run: {tried} work; nothing was written")
     return logged(trainer, "")
 
@@ -209,11 +199,11 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)
-        if experiment.test and not had_best and not (folder / BEST).is_file():
+        if experiment.config["test"] and not had_best and not (folder / BEST).is_file():
             say(row("note", "nothing was validated: the weights of the last step are tested"))
         with foreign(folder):
             results = training_results(experiment, run.facts, folder, checkpoint)
-        if experiment.test:
+        if experiment.config["test"]:
             load_weights(module, checkpoint, best)
             results |= _test(run, results)
     run.metrics.complete()
@@ -226,7 +216,6 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             say(path.read_text(encoding="utf-8").strip())
     write_results(folder, results)
     print_summary(folder, results)
-    say(_ties(experiment, folder))
     say(_stopped_early(trainer))
     if left_out := sum(map(len, data.bad_images.values())):
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
@@ -245,24 +234,13 @@ def _memory_note(run: Run) -> str:
     """Says that a batch will not fit into the memory that is free, as it is counted; else nothing."""
     data, trainer, flops = run.experiment.data, run.trainer, run.facts["flops"] or 0
     device = trainer.strategy.root_device
-    if run.experiment.compile or flops * data.batch_size < MANY_FLOPS:
+    if run.experiment.config["compile"] or flops * data.batch_size < MANY_FLOPS:
         return ""
     given = network_of(run.module), (data.in_channels, *data.image_size), data.batch_size, str(trainer.precision)
     ranks = trainer.num_devices if device.type == "cpu" else 1
     taken, free = ranks * training_bytes(*given), free_memory(device)
     text = f"a step takes at least {in_bytes(taken)} of memory, and {in_bytes(int(min(free, taken)))} are free"
     return row("note", f"{text} (give a smaller data.batch_size)") if taken > free else ""
-
-
-def _ties(experiment: Experiment, folder: Path) -> str:
-    """Says that the best checkpoint is one of several, where few validation images let them tie; else nothing."""
-    monitor, data = experiment.settings.checkpoint.monitor, experiment.data
-    count = data.image_count("val") if data.own_loaders else 0
-    values = [float(line[monitor]) for line in read_metrics(folder) if monitor in line] if count < FEW_IMAGES else []
-    best = (min if experiment.settings.checkpoint.mode == "min" else max)(values, default=0.0)
-    ties = values.count(best)
-    alike = f"{ties} of {counted(len(values), 'validation')} have the best {monitor}, {best:.4f}"
-    return row("ties", f"{alike}, on {counted(count, 'image')}: the first is kept") if ties > 1 else ""
 
 
 def _stopped_early(trainer: Trainer) -> str:

@@ -11,7 +11,7 @@ from torch import nn
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.networks import data_facts
+from vit_lightning.config.networks import data_facts, module_from
 from vit_lightning.data.base import ImageData
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
@@ -41,7 +41,7 @@ def make_module(experiment: Experiment) -> LightningModule:
     if experiment.teacher is not None:
         available["distillation"] = Distillation(chosen, experiment.teacher)
         networks.append(experiment.teacher.network)
-    module = experiment.make_module(available)
+    module = module_from(experiment.module, available)
     if experiment.config["fast_paths"] == "auto":
         for network in (module, *networks):
             accelerate(network)
@@ -52,16 +52,15 @@ def make_module(experiment: Experiment) -> LightningModule:
 
 def start_weights(module: LightningModule, experiment: Experiment, folder: Path | None = None) -> None:
     """Loads the weights of ``init_from`` into a module; tells how, also in ``init_from.json`` in a folder."""
-    if experiment.init_from is None:
+    if (place := experiment.config["init_from"]) is None:
         return
     if not isinstance(module, ViTClassifier):
-        path = find_checkpoint(experiment.init_from, "init_from")
+        path = find_checkpoint(place, "init_from")
         head, checkpoint, own = {}, read_checkpoint(path), experiment.data.class_names
         if experiment.config["reset_head"]:
             head = head_state(module)
         elif names := (checkpoint.get("test_view") or {}).get("class_names"):
-            source = f"init_from={experiment.init_from}"
-            refuse(differences(experiment.data.place, own, source, names, "give reset_head=true"))
+            refuse(differences(experiment.data.place, own, f"init_from={place}", names, "give reset_head=true"))
         load_weights(module, checkpoint, path)
         module.load_state_dict(head, strict=False)
         return
@@ -73,7 +72,7 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
     for text in (first.sentence(), *first.notes):
         say(row("weights", text))
     if folder is not None and is_first():
-        write_whole(folder / "init_from.json", first.to_json(experiment.resize_positions))
+        write_whole(folder / "init_from.json", first.to_json(experiment.config["resize_positions"]))
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:
@@ -91,7 +90,7 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path
 
 def compile_chosen(module: LightningModule, experiment: Experiment, trainer: Trainer) -> None:
     """Compiles a module in place for the device of a Trainer, where the config says so."""
-    if experiment.compile:
+    if experiment.config["compile"]:
         device, batch_size = trainer.strategy.root_device, getattr(experiment.data, "batch_size", None)
         replays = experiment.config["compile"] == REPLAYS
         parts = compile_module(module, batch_size, device, ranks=trainer.world_size, replays=replays)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,32 +16,19 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 
-from vit_lightning.commands.console import quiet, say
+from vit_lightning.commands.console import quiet
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.data.batches import shield_workers
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.metric_facts import STEP_METRICS
-from vit_lightning.notation import counted
-from vit_lightning.storage.checkpoint_files import (
-    AtomicCheckpointIO,
-    newest_checkpoint,
-    run_folder_of,
-)
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, run_folder_of
 from vit_lightning.storage.folder import is_first, new_folder, read_json
 from vit_lightning.storage.metrics import MetricsFile, json_number
 from vit_lightning.training.callbacks import TrainingBar
 from vit_lightning.training.checkpoints import Checkpoints
-from vit_lightning.training.lightning_detours import (
-    change_loaders,
-    end_each_epoch_once,
-    leave_signals_to_us,
-    log_over_ranks,
-    profile_nothing,
-    restore_in_words,
-    start_ranks_without_signals,
-)
+from vit_lightning.training.lightning_detours import take_detours
 from vit_lightning.training.resources import AUTO, auto_precision
 
 Results = dict[str, Any]
@@ -186,21 +172,11 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
         named += [name for name, value in arguments.items() if isinstance(value, str) and value in str(fault)]
         given = ", ".join(f"{name}={arguments[name]}" for name in dict.fromkeys(named) if arguments[name] is not None)
         raise UserError(f"trainer: {' '.join(str(fault).split())[:400]} (given: {given})") from fault
-    end_each_epoch_once(trainer)
-    restore_in_words(trainer)
-    leave_signals_to_us(trainer)
-    log_over_ranks(trainer)
-    start_ranks_without_signals(trainer)
-    change_loaders(trainer, shield_workers)
-    profile_nothing(trainer)
+    take_detours(trainer, shield_workers)
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
     if arguments["profiler"]:
         profiler.dirpath = profiler.dirpath or folder  # else that of the first logger
         profiler.filename = profiler.filename or "profile"  # else only in Lightning's log
-    cores = len(os.sched_getaffinity(0))
-    if trainer.strategy.root_device.type == "cpu" and trainer.num_devices > cores:
-        given = f"trainer.devices={trainer.num_devices}"
-        say(f"{given}: more processes than the {counted(cores, 'core')} of this machine")
     return trainer
 
 

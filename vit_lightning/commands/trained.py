@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +47,7 @@ def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
         say(row("warning", note))
     module = make_module(experiment)
     if isinstance(module, ViTClassifier):
-        given = experiment.data.image_size, experiment.resize_positions
+        given = experiment.data.image_size, experiment.config["resize_positions"]
         checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)
         if changed:
             say(row("image size", changed))
@@ -90,16 +91,15 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
     return results
 
 
-def predict(experiment: Experiment, *, top_k: int = 5, format: Literal["csv", "json"] = "csv") -> None:
+def predict(experiment: Experiment, *, top_k: int = 5) -> None:
     """Predicts the given image files, or all test images of the run without any.
 
     Args:
         top_k: number of top classes per image.
-        format: format of the predictions of image files.
     """
     refuse(at_least(1, top_k=top_k))
     if experiment.images:
-        predict_files(experiment, top_k, format)
+        predict_files(experiment, top_k)
     else:
         predict_test_images(experiment)
 
@@ -124,7 +124,7 @@ def predict_test_images(experiment: Experiment) -> None:
     say(f"predictions of the test images: {path}")
 
 
-def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
+def predict_files(experiment: Experiment, top_k: int) -> None:
     """Writes the most likely classes of each image file, and a sheet of the least certain ones, to a new folder.
 
     Images are preprocessed like the test images of the run, whose data need not be there. Damaged ones are listed in
@@ -145,7 +145,7 @@ def predict_files(experiment: Experiment, top_k: int, format: str) -> None:
         good = (found["labels"] != DAMAGED).nonzero()[:, 0].tolist()
         names, probabilities = data.class_names, found["probabilities"]
         predictions = [top_classes(str(files[row]), probabilities[row], names, top_k) for row in good]
-        path = folder / f"predictions.{format}"
+        path = folder / "predictions.csv"
         if predictions:
             _write(path, predictions)
             _draw(folder / "predictions.png", data, good, predictions)
@@ -180,18 +180,10 @@ def _one_device(devices: Any) -> dict[str, Any]:
 
 
 def _write(path: Path, predictions: Sequence[Prediction]) -> None:
-    pairs = [list(zip(one.classes, one.probabilities, strict=True)) for one in predictions]
-    if path.suffix == ".json":
-        rows = [
-            {"file": one.file, "classes": [{"class": name, "probability": round(value, 6)} for name, value in top]}
-            for one, top in zip(predictions, pairs, strict=True)
-        ]
-        write_whole(path, json.dumps(rows, indent=2) + "\n")
-    else:
-        numbers = range(1, len(pairs[0]) + 1)
-        head = ["file", *(f"{column}_{n}" for n in numbers for column in ("class", "probability"))]
-        columns = [[item for pair in top for item in pair] for top in pairs]
-        write_rows(path, head, [[one.file, *row] for one, row in zip(predictions, columns, strict=True)])
+    numbers = range(1, len(predictions[0].classes) + 1)
+    head = ["file", *(f"{column}_{n}" for n in numbers for column in ("class", "probability"))]
+    tops = [zip(one.classes, one.probabilities, strict=True) for one in predictions]
+    write_rows(path, head, [[one.file, *chain(*top)] for one, top in zip(predictions, tops, strict=True)])
 
 
 def _draw(path: Path, data: ImageFiles, rows: Sequence[int], predictions: Sequence[Prediction]) -> None:

@@ -141,7 +141,7 @@ def read_data(groups: Groups) -> None:
         if root is None or Path(root).resolve() != Path(getattr(data, "root", "")).resolve():
             data.learned = str(trained.checkpoint.get("images"))
     before = len(reader.problems)
-    with problems_of(reader, "data", part):
+    with problems_of(reader, "data"):
         data.check()
     if unread := reader.problems[before:]:
         groups.unread = unread
@@ -149,7 +149,7 @@ def read_data(groups: Groups) -> None:
             del reader.problems[before:]
         return
     if data.wanted is None:
-        with problems_of(reader, "data", part):
+        with problems_of(reader, "data"):
             data.check_augment()
     groups.data, groups.data_part = data, replace(part, arguments={**part.arguments, **data.pinned()})
     if trained is not None and not isinstance(data, ImageFiles):  # which have no labels
@@ -203,7 +203,7 @@ def _made_data(reader: Reader, part: Any) -> ImageData | None:
 def _make(reader: Reader, key: str, part: Any) -> Any:
     """Returns what is made of a part; None, with its problems, if it cannot be made."""
     if part is not WRONG and part is not None and reader.complete:
-        with problems_of(reader, key, part):
+        with problems_of(reader, key):
             return part.make()
     return None
 
@@ -306,7 +306,7 @@ def try_module(groups: Groups) -> None:
     reader, module, data, settings = groups.reader, groups.module, groups.data, groups.settings
     if data is not None and module is not None and module.name and not reader.problems:
         filled = {**(groups.facts or {}), **settings, "network": groups.empty, "metrics": {}, "distillation": None}
-        with problems_of(reader, "", module, "module"):
+        with problems_of(reader, ""):
             made = empty_network(lambda: module_from(module, filled), "module")
             if lacks_optimizer(module.target):
                 reader.problems += optimizer_problems(made, settings["optimizer"])
@@ -316,7 +316,7 @@ def open_teacher(groups: Groups) -> None:
     """Opens the teacher of a distillation."""
     distillation, data = groups.settings["distillation"], groups.data
     if data is not None and groups.command == "fit" and distillation is not None and distillation.teacher:
-        with problems_of(groups.reader, "", None):
+        with problems_of(groups.reader, ""):
             groups.teacher = make_teacher(distillation.teacher, data, trust=groups.general.get("trust", False))
 
 

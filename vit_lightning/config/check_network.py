@@ -38,7 +38,7 @@ def check_network(groups: Groups) -> None:
     if part is None or data is None:
         return
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
-    with problems_of(reader, "", part, "model"):
+    with problems_of(reader, ""):
         groups.network, groups.empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
             reader.problems += network_problems(groups.empty, shape, len(data.label_names))

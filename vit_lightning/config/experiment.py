@@ -9,21 +9,19 @@ from typing import Any
 
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule
 from torch import nn
 from torchmetrics import Metric
 
 from vit_lightning.config.adapters import ADAPTERS
 from vit_lightning.config.files import flatten
 from vit_lightning.config.merge import Trained
-from vit_lightning.config.networks import module_from, network_from
+from vit_lightning.config.networks import network_from
 from vit_lightning.config.options import Resume, Settings
 from vit_lightning.config.own_files import where
 from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
-from vit_lightning.models.resize import ResizePositions
 from vit_lightning.training.fine_tuning import freeze_backbone
 from vit_lightning.training.losses import Teacher
 from vit_lightning.weights.init_from import FirstWeights
@@ -73,28 +71,6 @@ class Experiment:
         return int(self.config["seed_everything"])
 
     @property
-    def init_from(self) -> str | None:
-        """Source of the initial weights."""
-        path: str | None = self.config["init_from"]
-        return path
-
-    @property
-    def resize_positions(self) -> ResizePositions:
-        """Way of learned positions for images of another size."""
-        method: ResizePositions = self.config["resize_positions"]
-        return method
-
-    @property
-    def test(self) -> bool:
-        """Whether ``fit`` tests the best checkpoint."""
-        return bool(self.config["test"])
-
-    @property
-    def compile(self) -> bool:
-        """Whether the network is compiled."""
-        return bool(self.config["compile"])
-
-    @property
     def trainer(self) -> Mapping[str, Any]:
         """Arguments of Lightning's Trainer as plain data."""
         arguments: Mapping[str, Any] = self.config["trainer"]
@@ -107,14 +83,6 @@ class Experiment:
         if self.config["freeze"]:
             freeze_backbone(network)
         return network
-
-    def make_module(self, available: Mapping[str, Any]) -> LightningModule:
-        """Returns the LightningModule.
-
-        Args:
-            available: values of all arguments that are filled in: network, facts of the data, settings.
-        """
-        return module_from(self.module, available)
 
     def make_trainer_arguments(self, replaced: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns arguments of Lightning's Trainer with new callbacks, loggers, profiler and strategy.

@@ -112,22 +112,6 @@ def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
     return [lower[item] for item in found]
 
 
-def hint(name: str, known: Iterable[str], prefix: str = "", otherwise: str = "", cutoff: float = 0.6) -> str:
-    """Returns a hint in brackets: the known name that is most similar, or else what can be chosen.
-
-    Args:
-        name: the wrong name.
-        known: the right ones.
-        prefix: what stands before a name in a config, such as ``model.``.
-        otherwise: what is said where none is similar; by default all known names.
-        cutoff: least similarity.
-    """
-    known = list(known)
-    if found := near(name, known, cutoff):
-        return f" (did you mean {prefix}{found[0]}?)"
-    return f" ({otherwise or 'choose ' + ', '.join(known)})" if otherwise or known else ""
-
-
 def hint_of_class(name: str, base: Any, home: str) -> str:
     """Returns a hint on a class that is not there: a similar one of its module, of its kind or of its home.
 

@@ -1,7 +1,4 @@
-"""The network and the LightningModule of a config: read with the facts of the data among their arguments, and made.
-
-Also the presets as they were published, which ``lightning models`` lists.
-"""
+"""The network and the LightningModule of a config: read with the facts of the data among their arguments, and made."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -27,20 +23,14 @@ from vit_lightning.config.foreign import lacks_optimizer
 from vit_lightning.config.names import near
 from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import WRONG, Part, Place, Reader, untyped_texts
+from vit_lightning.config.typed import WRONG, Part, Place, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import refuse
-from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
-from vit_lightning.models.layers import LayerNorm
-from vit_lightning.models.patches import LinearProjection
-from vit_lightning.models.presets import PRESETS
-from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.training.losses import Teacher
-from vit_lightning.training.resources import forward_flops
 from vit_lightning.weights.hubs import LIBRARIES
 from vit_lightning.weights.sources import open_teacher
 
@@ -138,16 +128,14 @@ def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def problems_of(reader: Reader, key: str, part: Any, path: str = "") -> Iterator[None]:
+def problems_of(reader: Reader, key: str) -> Iterator[None]:
     """Adds what a part of the config finds wrong when it is made to the other problems.
 
     Args:
         reader: gets the problems.
         key: option that they begin with; empty where they name it themselves.
-        part: the part, whose options without a type may be the reason.
-        path: its dotted key, if that is another one.
     """
-    prefix, before = f"{key}." if key else "", len(reader.problems)
+    prefix = f"{key}." if key else ""
     try:
         yield
     except UserError as error:
@@ -156,8 +144,6 @@ def problems_of(reader: Reader, key: str, part: Any, path: str = "") -> Iterator
         if (place := where(fault)) is None and not isinstance(fault, FAULTS):
             raise
         reader.problems.append(f"{key}: {place or ' '.join(str(fault).split())}")
-    if len(reader.problems) > before and isinstance(part, Part):
-        reader.problems += untyped_texts(part, path or key)
 
 
 def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
@@ -303,51 +289,3 @@ def module_from(part: Part, available: Mapping[str, Any]) -> LightningModule:
     module: Any = replace(part, target=type(kind.__name__, (ConfiguredOptimizer, kind), more)).make(**given)
     module.optimizer_config = available["optimizer"]
     return module  # type: ignore[no-any-return]
-
-
-USUAL = {
-    "Ti": ((16,), "Touvron et al. 2021, DeiT (arXiv 2012.12877), table 1"),
-    "S": ((16,), "Touvron et al. 2021, DeiT (arXiv 2012.12877), table 1"),
-    "B": ((16, 32), "Dosovitskiy et al. 2021, ViT (arXiv 2010.11929), table 1"),
-    "L": ((16, 32), "Dosovitskiy et al. 2021, ViT (arXiv 2010.11929), table 1"),
-    "H": ((14,), "Dosovitskiy et al. 2021, ViT (arXiv 2010.11929), table 1"),
-    "CRATE": ((16,), "Yu et al. 2023, CRATE (arXiv 2306.01129), table 1"),
-}
-"""Patch sizes of published models, and their sources."""
-
-CRATE = partial(
-    ViT,
-    block=CrateBlock,
-    attention=MSSA,
-    feed_forward=ISTA,
-    patch_projection=partial(LinearProjection, patch_norm=LayerNorm, norm=LayerNorm),
-    final_norm="after_pool",
-)
-"""CRATE as its authors have it."""
-
-
-class Published(NamedTuple):
-    """One preset."""
-
-    name: str
-    emb_size: int
-    depth: int
-    num_heads: int
-    parameters: int
-    flops: int
-    """Floating-point operations of a forward pass of one image; a multiply-add counts as two."""
-    source: str
-
-
-def published(image_size: int, num_classes: int) -> Iterator[Published]:
-    """Yields the presets whose patches divide an image size."""
-    for size, (width, depth, heads) in PRESETS.items():
-        patches, source = USUAL[size.partition("-")[0]]
-        for name in (f"{size}/{patch}" for patch in patches if image_size % patch == 0):
-            make = partial(CRATE if size.startswith("CRATE") else ViT, name, image_size=image_size)
-            whole = empty_network(partial(make, num_classes=num_classes))
-            shallow = (empty_network(partial(make, num_classes=num_classes, depth=n)) for n in (1, 2))
-            one, two = (forward_flops(network, (3, image_size, image_size)) or 0 for network in shallow)
-            flops = one + (depth - 1) * (two - one)  # all blocks are alike
-            parameters = sum(weight.numel() for weight in whole.parameters())
-            yield Published(name, width, depth, heads, parameters, flops, source)

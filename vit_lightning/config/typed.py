@@ -11,7 +11,7 @@ import inspect
 import math
 import numbers
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -23,16 +23,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import torch
 from torch import Tensor
 
-from vit_lightning.config.names import (
-    HOMES,
-    can_be_class,
-    find_class,
-    full_name,
-    hint,
-    hint_of_class,
-    near,
-    public_name,
-)
+from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name, hint_of_class, near, public_name
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
@@ -170,19 +161,6 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(is_plain, value))
     return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)
-
-
-def untyped_texts(part: Part, path: str) -> Iterator[str]:
-    """Yields the arguments that are texts where no type, and no text as default, says that they should be."""
-    options = signature_of(part.target).options
-    for name, value in part.arguments.items():
-        if isinstance(value, Part):
-            yield from untyped_texts(value, f"{path}.{name}")
-        elif isinstance(value, str) and name in options:
-            option = options[name]
-            if option.kind is Any and not isinstance(option.default, str):
-                default = "" if option.default is REQUIRED else f", and its default is {plain(option.default)}"
-                yield f"{path}.{name}={value} is a text: the option has no type{default}"
 
 
 class Place(NamedTuple):
@@ -472,8 +450,9 @@ def unknown(name: str, value: Any, prefix: str, known: Collection[str]) -> str:
     """Returns the problem of an option that is not there."""
     if ":" in name:
         return f"{prefix}{name}: written {{key: value}} in a config, with a space, and --key=value as a flag"
-    shown = "" if isinstance(value, dict | list) else f"={value}"
-    return f"{prefix}{name}{shown}: there is no such option{hint(name, known, prefix, cutoff=0.5)}"
+    shown, likely = "" if isinstance(value, dict | list) else f"={value}", near(name, known, 0.5)
+    hint = f"did you mean {prefix}{likely[0]}?" if likely else f"choose {', '.join(known)}"
+    return f"{prefix}{name}{shown}: there is no such option{f' ({hint})' if known else ''}"
 
 
 def default_of(option: Option) -> Any:

@@ -31,6 +31,17 @@ from vit_lightning.signals import is_ended_by_signals, withheld
 _NOTHING = contextlib.nullcontext()
 
 
+def take_detours(trainer: Trainer, change: Callable[[Any], Any]) -> None:
+    """Takes all detours of a Trainer that any of our commands needs; ``change`` changes its loaders."""
+    end_each_epoch_once(trainer)
+    restore_in_words(trainer)
+    leave_signals_to_us(trainer)
+    log_over_ranks(trainer)
+    start_ranks_without_signals(trainer)
+    change_loaders(trainer, change)
+    profile_nothing(trainer)
+
+
 def end_each_epoch_once(trainer: Trainer) -> None:
     """Lets a run with ``max_steps`` resume behind the end of an epoch: Lightning ends that epoch once more.
 

@@ -8,9 +8,8 @@ import json
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,36 +58,12 @@ _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 
 
-def _as_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes tensors to a .safetensors file; of a full disk only OSError tells."""
     from safetensors.torch import save
 
     # copies: it refuses tensors that share memory; transformers wants to know whose they are
-    return save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, {"format": "pt"})
-
-
-def _as_pth(tensors: Mapping[str, Tensor]) -> memoryview:
-    file = BytesIO()
-    torch.save(dict(tensors), file)
-    return file.getbuffer()
-
-
-def _as_npz(tensors: Mapping[str, Tensor]) -> memoryview:
-    file, arrays = BytesIO(), {name: tensor.numpy() for name, tensor in tensors.items()}
-    np.savez(file, **arrays)  # type: ignore[arg-type]
-    return file.getbuffer()
-
-
-FORMATS: dict[str, Callable[[Mapping[str, Tensor]], bytes | memoryview]] = {
-    ".safetensors": _as_safetensors,
-    ".pth": _as_pth,
-    ".npz": _as_npz,
-}
-"""Functions that return the contents of a file of tensors, by its suffix."""
-
-
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Writes tensors to a file in the format of its suffix; of a full disk only OSError tells."""
-    path.write_bytes(FORMATS[path.suffix](tensors))
+    path.write_bytes(save({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, {"format": "pt"}))
 
 
 @dataclass(frozen=True)
