@@ -368,7 +368,30 @@ class Sorted(Indexed):
         self.classes = sorted(self.class_to_idx)
 
 
-@pytest.mark.parametrize("kind", [Animals, Indexed, Sorted])
+class Changed(Animals):
+    """Labels that torchvision's target_transform changes, as in vision#475."""
+
+    def target_transform(self, label):
+        return len(self.classes) - 1 - label
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image, self.target_transform(label)
+
+
+class Joined(Changed):
+    def target_transform(self, label):
+        return label // 2
+
+
+def test_classes_that_a_target_transform_joins_have_no_names():
+    data = WrappedDataset(
+        dataset_class=Joined, arguments={"by_split": {"train": ["cat", "dog", "eel", "fox"]}}, val_share=0.25
+    )
+    assert data.class_names == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", [Animals, Indexed, Sorted, Changed])
 @pytest.mark.parametrize("names", [["dog", "eel"], ["eel", "dog", "cat"], ["cat", "dog", "eel"]])
 def test_classes_of_a_split_are_those_of_training_by_name(names, kind):
     train = ["cat", "dog", "eel"]
@@ -377,8 +400,8 @@ def test_classes_of_a_split_are_those_of_training_by_name(names, kind):
     )
     data.setup("test")
     (batch,) = data.test_dataloader()
-    assert [train[label] for label in batch.labels] == names * 2
-    assert [train[label] for label in data.dataset("val").labels] == names * 2
+    assert [data.class_names[label] for label in batch.labels] == names * 2
+    assert [data.class_names[label] for label in data.dataset("val").labels] == names * 2
 
 
 def test_classes_of_a_split_that_training_lacks_are_refused():

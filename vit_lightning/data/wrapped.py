@@ -194,11 +194,19 @@ class WrappedDataset(SplitData):
 
 
 def _class_names(dataset: Any) -> list[str] | None:
-    """Returns the names that a dataset has for its classes, if any: of ``class_to_idx`` first, which labels follow."""
+    """Returns the names that a dataset has for its classes, if any: of ``class_to_idx`` first, which labels follow.
+
+    Where a ``target_transform`` changes labels, names follow it; there are none where it makes one of several.
+    """
     index = getattr(dataset, "class_to_idx", None) or {}
     names = getattr(dataset, "classes", None) or getattr(dataset, "class_names", None)
     if not names or sorted(index.values()) == [*range(len(names))]:  # ImageNet's has several names for a class
         names = sorted(index, key=index.__getitem__) or names or None
+    if names and (change := getattr(dataset, "target_transform", None)):
+        with of_others(f"target_transform of {type(dataset).__name__}: "):
+            labels = [int(change(label)) for label in range(len(names))]
+        order = sorted(range(len(names)), key=labels.__getitem__)
+        names = [names[place] for place in order] if {*labels} == {*range(len(names))} else None
     return None if names is None else [str(name) for name in names]
 
 
