@@ -107,6 +107,10 @@ class Opaque(Callback):
 class Mean:
     total = 0.0
 
+class Stopping(Callback):
+    def on_validation_end(self, trainer, pl_module):
+        trainer.should_stop |= trainer.current_epoch == 0
+
 class Other(Callback):
     def on_train_end(self, trainer, pl_module): scale(pl_module, 0.5)
 '''
@@ -143,6 +147,12 @@ def test_attributes_of_a_callback_and_an_epoch_s_accumulation_survive_a_kill(own
     whole = resumed_equals_whole(callbacks("own.Stateless", SCHEDULER), kill=4)
     assert whole["global_step"] == 12
     assert whole["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_stop_that_waits_for_min_epochs_survives_a_kill(own):
+    """PL#21857."""
+    whole = resumed_equals_whole(callbacks("own.Stopping"), "--trainer.min_epochs=2", kill=10)
+    assert whole["global_step"] == 14
 
 
 def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept(own):

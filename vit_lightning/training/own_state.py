@@ -136,7 +136,8 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
     module, others = trainer.lightning_module, set()
     held = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers(), *trainer.optimizers)}
     held |= {id(one) for one in (trainer, *trainer.loggers, *trainer.callbacks)}  # type: ignore[attr-defined]
-    plain: dict[tuple[str, str], Any] = {("trainer", "accumulate_grad_batches"): trainer.accumulate_grad_batches}
+    kept = ("accumulate_grad_batches", "should_stop")
+    plain: dict[tuple[str, str], Any] = {("trainer", name): getattr(trainer, name) for name in kept}
     plain |= {(f"weight {name}", "requires_grad"): weight.requires_grad for name, weight in module.named_parameters()}
     for place, part in _parts(trainer).items():
         for name in vars(part).keys() - (_OF_LIGHTNING if isinstance(part, nn.Module) else ()):
