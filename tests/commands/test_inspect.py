@@ -70,20 +70,18 @@ def test_the_page_has_the_maps_of_the_model(trained, in_folder, capsys):
 def test_two_models_stand_side_by_side(trained, in_folder):
     flags = ["--model.class_token=false", "--model.pool=mean", "--model.depth=2"]
     assert main(["fit", *SMALL, *flags, "--out=mean$^$"]) == 0
-    assert main(["inspect", f"--ckpt={trained[0]}", "--against=mean$^$", "--count=1", "--out=out"]) == 0
+    write_images(Path("photos"), 2)
+    flags = ["--against=mean$^$", "--image-size=16", "--out=out", "--format=svg"]
+    assert main(["inspect", "photos", f"--ckpt={trained[0]}", *flags]) == 0
     models, _ = page_of(Path("out"))
     assert [model["layers"] for model in models] == [["1"], ["1", "2"]]
     differing = [model["known"].split("%, ")[-1] for model in models]
     shown = "pool {}, model.class_token={}, model.depth={}"
     assert differing == [shown.format("cls", True, 1), shown.format("mean", False, 2)]
-    assert {"attention_01_1.png", "attention_01_2.png"} <= {path.name for path in Path("out").iterdir()}
-    write_images(Path("photos"), 2)
-    flags = ["--against=mean$^$", "--image-size=16", "--out=large", "--format=svg"]
-    assert main(["inspect", "photos", f"--ckpt={trained[0]}", *flags]) == 0
-    figures = {path.name: path.read_text() for path in Path("large").glob("*.*") if path.suffix != ".html"}
-    assert {"attention_02_2.svg", "tokens.svg"} <= figures.keys()
+    figures = {path.name: path.read_text() for path in Path("out").glob("*.*") if path.suffix != ".html"}
+    assert {"attention_01_1.svg", "attention_02_2.svg", "tokens.svg"} <= figures.keys()
     assert all("<svg" in text and "</text>" in text for text in figures.values())
-    for model in page_of(Path("large"))[0]:
+    for model in models:
         assert [opened(image["picture"]).size for image in model["images"]] == [(16, 16)] * 2
         assert [image["title"].split(":")[0] for image in model["images"]] == ["000.jpg", "001.jpg"]
 

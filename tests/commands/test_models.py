@@ -97,13 +97,13 @@ def test_a_summary_of_another_network(capsys):
 def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     pytest.importorskip("timm")
     flags = ["--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", "--model.patch_size=4"]
-    assert main(["summary", *flags, "--model.depth=2", "--levels=2"]) == 0
+    assert main(["summary", *flags, "--model.depth=2"]) == 0
     said = capsys.readouterr().out
     assert "0 to 1, each" in said
     assert "for an image 1x8x8" in said
     assert main(["summary", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "--levels int" in said
+    assert "--batch-size int" in said
     assert "--image-size int | [int, int]\n" in said
     assert main(["export", "--help"]) == 0
     assert "usage: lightning export --ckpt=CKPT --out=OUT [--OPTION=VALUE ...]\n" in capsys.readouterr().out

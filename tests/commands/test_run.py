@@ -152,12 +152,6 @@ def test_fast_dev_run_leaves_nothing(in_folder):
     assert not list(in_folder.iterdir())
 
 
-@pytest.mark.parametrize(("schedule", "told"), [("cosine", True), ("constant", False)])
-def test_a_single_step_of_learning_rate_zero_is_said(in_folder, capsys, schedule, told):
-    fit(resolve([*SMALL, "--trainer.max_steps=1", f"--optimizer.schedule={schedule}", "--test=false", "--out=out"]))
-    assert ("only step of the training has learning rate 0" in capsys.readouterr().out) == told
-
-
 @pytest.mark.parametrize(
     ("end", "warmup", "lr"),
     [
@@ -330,7 +324,7 @@ def test_a_test_without_batches_leaves_a_run(in_folder):
     assert not Path("out/test_predictions.npz").exists()
 
 
-@pytest.mark.parametrize("name", ["VisionTransformer", "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", ["VisionTransformer", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)])
 def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
     vit = ["image_size=8", "patch_size=4", "num_layers=1", "num_heads=2", "hidden_dim=8", "mlp_dim=8"]
     arguments = vit if name == "VisionTransformer" else []

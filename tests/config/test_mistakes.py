@@ -234,7 +234,7 @@ KEYS = {
     "fit --model=timm.create_model --model.model_name=vit_tiny --model.num_classes=10": (
         "model.model_name=vit_tiny: timm has no such model (did you mean vit_tiny_patch16_224, "
     ),
-    "summary --model=timm.create_model --model.model_name=vit_tiny_patch16_224 --model.dpth=1 --levels=1": (
+    "summary --model=timm.create_model --model.model_name=vit_tiny_patch16_224 --model.dpth=1": (
         "model.dpth=1: VisionTransformer takes no such argument (did you mean model.depth?)"
     ),
 }

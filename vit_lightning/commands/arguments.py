@@ -128,11 +128,10 @@ def _is_of(options: Mapping[str, Option], key: str, value: str) -> bool:
     name, _, inside = key.replace("-", "_").partition(".")
     if name not in options:
         return False
-    return _takes_mapping(options[name]) if inside else name != "config" or value[:1] == "{"
-
-
-def _takes_mapping(option: Option) -> bool:
-    return any(get_origin(kind) is dict for kind in (option.kind, *get_args(option.kind)))
+    kind = options[name].kind
+    if inside:
+        return any(get_origin(one) is dict for one in (kind, *get_args(kind)))
+    return name != "config" or value[:1] == "{"
 
 
 def _by_name(options: Mapping[str, Option], flags: Flags, problems: list[str]) -> dict[str, Any]:

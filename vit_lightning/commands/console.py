@@ -230,12 +230,9 @@ def _steps(trainer: Trainer) -> tuple[float, int]:
 
 
 def _schedule_note(trainer: Trainer, module: LightningModule) -> str:
-    """Returns a note where the learning rate only rises, or is 0; empty where neither is so."""
+    """Returns a note where the learning rate only rises; else nothing."""
     per_epoch, total = _steps(trainer)
     config = module.optimizer_config if isinstance(module, ConfiguredOptimizer) else OptimizerConfig()
-    first = trainer.optimizers[0].param_groups[0] if isinstance(module, ConfiguredOptimizer) else {}
-    if total == 1 and first.get("lr") == 0.0 < first["initial_lr"]:
-        return "the only step of the training has learning rate 0 (give optimizer.schedule=constant)"
     if not total or config.count_warmup(total_steps=total, steps_per_epoch=int(per_epoch)) < total:
         return ""
     given = next(name for name in ("warmup_steps", "warmup_fraction", "warmup_epochs") if getattr(config, name))

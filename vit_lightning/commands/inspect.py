@@ -162,7 +162,7 @@ def _config(source: Source) -> dict[str, Any]:
         return {}
 
 
-def _known(source: Source, config: Mapping[str, Any], options: Sequence[str], most: int = 12) -> str:
+def _known(source: Source, config: Mapping[str, Any], options: Sequence[str]) -> str:
     """Returns what is known of a model, and its values of the options in which two differ."""
     run = None if source.path is None else run_folder_of(source.path)
     results = (None if run is None else read_results(run)) or {}
@@ -171,9 +171,8 @@ def _known(source: Source, config: Mapping[str, Any], options: Sequence[str], mo
     values = options_of(config)
     key = next((key for key in ("model.pool.class_path", "model.pool") if values.get(key) is not None), "")
     facts += [f"pool {str(values[key]).rpartition('.')[2]}"] if key else []
-    facts += [f"{option}={values.get(option)}" for option in options[:most] if option != key]
-    more = len(options) - most
-    return ", ".join([type(source.network).__name__, *facts, *[f"and {more} more options"] * (more > 0)])
+    facts += [f"{option}={values.get(option)}" for option in options if option != key]
+    return ", ".join([type(source.network).__name__, *facts])
 
 
 def _name(source: Source, others: list[str]) -> str:

@@ -46,20 +46,9 @@ RESUMED = "VIT_LIGHTNING_RESUMED"
 """Environment variable in which the first process tells the other ranks which run is resumed."""
 
 DIVERGED = "diverged.json"
-NEVER = (
-    "seed_everything",
-    "data.class_path",
-    "data.batch_size",
-    "data.split_seed",
-    "data.fraction",
-    "data.shots",
-    "data.repetitions",
-    "trainer.accumulate_grad_batches",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.limit_train_batches",
-    "trainer.overfit_batches",
-)
+NEVER = [f"data.{name}" for name in ("class_path", "batch_size", "split_seed", "fraction", "shots", "repetitions")]
+NEVER += [f"trainer.{name}" for name in ("accumulate_grad_batches", "devices", "num_nodes")]
+NEVER += ["seed_everything", "trainer.limit_train_batches", "trainer.overfit_batches"]
 """Options that decide which images form a batch or step; they never change within a run."""
 LEFT_OVER = (".*.part", ".trial.ckpt", "diverged*.json", "error.log", "error-rank*.log")
 """Files of a run that a resume removes."""

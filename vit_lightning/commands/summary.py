@@ -64,15 +64,13 @@ def summary(
     config: Facts = None,
     trust: Trust = False,
     batch_size: int = 1,
-    levels: int | None = None,
 ) -> None:
     """Prints the layers of the network of a config, or of a trained model, and their sums.
 
     Args:
         batch_size: number of images for which the activations are added up, with --ckpt.
-        levels: levels of layers that are shown; all when not given.
     """
-    refuse(at_least(0, levels=levels), at_least(1, batch_size=batch_size))
+    refuse(at_least(1, batch_size=batch_size))
     if bool(ckpt) == (experiment is not None):
         raise UserError("give a config, as lightning summary --config digits, or a model, as --ckpt RUN_FOLDER")
     quiet()
@@ -86,7 +84,7 @@ def summary(
         data, own = experiment.data, experiment.config["model"] is None
         network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
         shape, batch_size = (data.in_channels, *data.image_size), data.batch_size
-    say(table(network, shape, batch_size, levels))
+    say(table(network, shape, batch_size))
     if experiment is not None:
         accelerator, precision = experiment.trainer["accelerator"], str(experiment.trainer["precision"])
         precision = auto_precision(accelerator) if precision == AUTO else precision
@@ -94,14 +92,13 @@ def summary(
         say(row("memory", f"at least {in_bytes(taken)} for a step in {precision}, with optimizer"))
 
 
-def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, levels: int | None = None) -> str:
+def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int) -> str:
     """Returns the table of a network's layers.
 
     Args:
         network: the network; it is not changed.
         shape: shape of an image, (c, H, W).
         batch_size: number of images for which the kept activations are added up.
-        levels: levels of layers that are shown; all when not given.
 
     Raises:
         UserError: it cannot be measured without numbers.
@@ -112,7 +109,7 @@ def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int, leve
         name = type(network).__name__
         raise UserError(f"model: {name} cannot be measured without images: {one_line(fault)}") from fault
     head = ("layer", "type", "output", "parameters", "multiply-adds", "kept for backward")
-    rows = [head, *_rows(whole, 0, levels)]
+    rows = [head, *_rows(whole, 0)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
     aligned = [f"{'<' if n < 3 else '>'}{width}" for n, width in enumerate(widths)]
     trained = sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
@@ -138,16 +135,14 @@ def table_or_note(network: nn.Module, shape: tuple[int, int, int], batch_size: i
         return row("note", str(error))
 
 
-def _rows(layer: Layer, level: int, levels: int | None) -> Iterator[tuple[str, ...]]:
+def _rows(layer: Layer, level: int) -> Iterator[tuple[str, ...]]:
     """Yields the row of a layer and those of the layers inside it; a run of layers that are alike has one."""
     numbers = f"{layer.parameters:,}", _short(layer.multiply_adds), in_bytes(layer.kept)
     yield "  " * level + layer.name, layer.kind, "x".join(map(str, layer.shape)), *numbers
-    if level == levels:
-        return
     for _, alike in groupby(layer.inside, lambda inside: replace(inside, name="")):
         first, *others = alike
         name = f"{first.name} to {others[-1].name}, each" if others else first.name
-        yield from _rows(replace(first, name=name), level + 1, levels)
+        yield from _rows(replace(first, name=name), level + 1)
 
 
 def _short(number: int) -> str:
