@@ -213,7 +213,7 @@ def test_folders_without_weights_are_named(files, message, tmp_path):
         ("nowhere.pth", "source=nowhere.pth is neither a run folder nor a file"),
         ("pyproject.tolm", r"neither a run folder nor a file .did you mean pyproject.toml"),
         ("tim:vit_tiny_patch16_224", r"tim: is none of timm, torchvision, hf-hub, wandb .did you mean timm"),
-        ("https://example.org/weights.pth", "needs the checksum"),
+        ("https://example.org/weights.pth", "https: is none of timm, torchvision, hf-hub, wandb"),
         ("hf-hub:../secrets", "must be hf-hub:owner/name"),
         ("timm:resnet_none", "timm has no such model with weights .did you mean resnet"),
         ("torchvision:nothing", "torchvision has no such classifier"),

@@ -296,10 +296,13 @@ def _check_archive(path: Path) -> bool:
     """Returns whether a zip file of ``torch.save`` has a checksum.
 
     Raises:
-        UserError: it is no zip file, or its checksum is wrong.
+        UserError: it is no zip file, is compressed, or its checksum is wrong.
     """
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read as a checkpoint: it is no zip file of torch.save, or was cut short")
+    with zipfile.ZipFile(path) as archive:  # else what is compressed is mapped as numbers
+        if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+            raise UserError(f"{path} cannot be read as a checkpoint: it is compressed, which torch.save never does")
     with path.open("rb") as file:
         size = max(0, file.seek(0, os.SEEK_END) - 2 - _COMMENT)
         file.seek(size)
