@@ -4,7 +4,6 @@ import atexit
 import gc
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,20 +89,6 @@ def installed(tmp_path: Path) -> Command:
         return subprocess.run([*words, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=240)
 
     return run
-
-
-@pytest.fixture
-def in_time() -> Iterator[None]:
-    """Fails a test that waits for ever, after a minute."""
-
-    def end(number: int, frame: Any) -> None:
-        pytest.fail("it waits for ever")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

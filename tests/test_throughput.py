@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
 import throughput
 import torch
 
 from vit_lightning.training.fast_paths import FastViT
 
 OTHER = "nn.TransformerEncoder"
-
-
-@pytest.mark.full
-def test_a_call_that_was_killed_is_resumed_and_rows_are_merged_and_drawn(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "throughput.json"
-    rows = throughput.measure("tiny", precision="fp32", mode="inference", rounds=3, calls=2, names=[OTHER])
-    ours, other, square, own = rows
-    assert [ours["name"], other["name"], square["kind"], own["kind"]] == ["ours", OTHER, *["matrix product"] * 2]
-    assert ours["ours_over_this"] == {"median": 1.0, "low": 1.0, "high": 1.0}
-    assert own["name"] == "20 x 16 x 64", "4 images of 4 patches and a class token"
-    rows = [{**row, **throughput.describe("cpu")} for row in rows]
-    throughput.merge(rows, path)
-    throughput.merge(rows, path)
-    assert len(json.loads(path.read_text())) == 4, "a measurement replaces an earlier one of the same setting"
-
-    call = [
-        *("throughput.py", "--shapes=tiny", "--precision=fp32", "--minutes=0", "--calls=1"),
-        f"--peers={OTHER}",
-        f"--out={path}",
-    ]
-    monkeypatch.setattr("sys.argv", [*call, "--resume"])
-    throughput.main()
-    text = capsys.readouterr().out
-    rows = json.loads(path.read_text())
-    assert [row["rounds"] for row in rows] == [3] * 4 + [throughput.LEAST] * 4
-    assert ours["peak_mb"] < rows[4]["peak_mb"], "inference keeps nothing for a backward pass"
-    other = rows[5]
-    assert throughput.fastest_peer(rows[4:], "tiny") == other
-    assert f"**{throughput.interval(other)}**, {OTHER} |" in text
-    assert text.index("**training, fp32**") < text.index("**inference, fp32**")
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_table_has_geometric_means_and_fewer_rounds():

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,19 +67,6 @@ def test_a_run_that_is_over_takes_no_changes(results):
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     assert main(["fit", "--resume=out", "--optimizer.lr=1", "--allow-config-change=optimizer.lr"]) == 2
     assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-
-
-def test_a_run_is_resumed_with_its_own_files_alone(tmp_path, capsys):
-    for name in ("config.yaml", "metrics.jsonl"):
-        (tmp_path / name).write_text("experiment: x\n")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text("experiment: x\n")
-    for target in ("metrics.jsonl", "run/metrics.jsonl"):  # elsewhere, and itself
-        (run / "metrics.jsonl").unlink(missing_ok=True)
-        (run / "metrics.jsonl").symlink_to(tmp_path / target)
-        assert main(["fit", f"--resume={run}"]) == 2
-        assert "metrics.jsonl: a link to another place" in capsys.readouterr().err
 
 
 def with_list(held):
@@ -173,34 +159,3 @@ def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(result
     start("--out=out", "--resume=auto")
     tested = [row["step"] for row in read_metrics(Path("out")) if "test/acc" in row]
     assert tested == [21]
-
-
-@pytest.mark.usefixtures("in_time")
-@pytest.mark.parametrize("kind", ["pipe", "link"])
-def test_a_lock_that_is_no_file_is_neither_waited_for_nor_written(results, capsys, kind):
-    Path("precious").write_text("mine")
-    lock = Path("out/.lock")
-    os.mkfifo(lock) if kind == "pipe" else lock.symlink_to(Path("precious").absolute())
-    Path("out/results.json").unlink()
-    for words in (["fit", *SMALL, "--out=out", "--resume=auto"], ["fit", "--resume=out"], ["fit", *SMALL, "--out=out"]):
-        assert main(words) == 2
-        assert "out/.lock: a link to another place, or no file" in capsys.readouterr().err
-    assert Path("precious").read_text() == "mine"
-
-
-def test_a_run_whose_lock_is_no_file_is_passed_over(results):
-    shutil.copytree("out", "runs/run/0")
-    Path("runs/run/0/results.json").unlink()
-    os.mkfifo("runs/run/0/.lock")
-    start("--resume=auto")
-    assert len(runs()) == 2
-
-
-def test_a_folder_of_wandb_that_leads_away_is_not_followed(results, capsys):
-    Path("elsewhere").mkdir()
-    shutil.rmtree("out/wandb", ignore_errors=True)
-    Path("out/wandb").symlink_to(Path("elsewhere").absolute())
-    Path("out/results.json").unlink()
-    assert main(["fit", "--resume=out"]) == 2
-    assert "out/wandb: a link to another place" in capsys.readouterr().err
-    assert not [*Path("elsewhere").iterdir()]

@@ -104,12 +104,12 @@ def harm(content: bytes, draw: random.Random) -> bytes:
 
 
 def rewrite(path: Path, draw: random.Random, values: tuple[Any, ...] = VALUES + HOSTILE) -> None:
-    """Changes a file by what it holds, plain data or bytes; or puts a folder, a link or a pipe in its place."""
+    """Changes a file by what it holds, plain data or bytes; or puts a folder in its place."""
     content, action = path.read_bytes(), draw.random()
     if action < 0.15:
         path.unlink()
-        makes: tuple[Callable[[], Any], ...] = (path.touch, path.mkdir, lambda: os.mkfifo(path), lambda: None)
-        draw.choice((*makes, lambda: path.symlink_to(Path.cwd().parent / "secret")))()
+        makes: tuple[Callable[[], Any], ...] = (path.touch, path.mkdir, lambda: None)
+        draw.choice(makes)()
         return
     try:
         data = {".json": json.loads, ".yaml": yaml.safe_load}[path.suffix if action < 0.7 else ""](content)

@@ -6,7 +6,6 @@ import copy
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest

@@ -1,24 +1,16 @@
 from __future__ import annotations
 
 import traceback
-from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vit_lightning import Digits, EMAConfig, HorizontalFlip, MixUp, OptimizerConfig, RandomCrop, ViT, ViTClassifier
-from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO
 from vit_lightning.storage.metrics import MetricsFile, json_number, read_metrics
 from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch, TrainingBar
-from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
-from vit_lightning.training.endings import StopOnSignal
-from vit_lightning.training.lightning_detours import leave_signals_to_us, send_no_tables
-from vit_lightning.training.monitor import FiniteGuard, Monitor
+from vit_lightning.training.monitor import Monitor
 
 WAITS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal, torch.ops.aten.masked_select}
 """Operations for whose result the main thread waits on a GPU."""
@@ -86,52 +78,3 @@ def test_a_step_without_a_row_waits_for_nothing_and_rows_are_those_of_their_step
     assert [first["train/loss"], second["train/loss"]] == pytest.approx(
         [float(torch.stack(kept[start : start + 6]).mean()) for start in (0, 6)], rel=1e-6
     )
-
-
-class Collectives(Callback):
-    """Collectives that a step of training waits for, and those that it does not wait for."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.waits, self.others, self.is_step = [], [], False
-        for name in ("all_reduce", "broadcast", "barrier", "broadcast_object_list", "all_gather_object"):
-            monkeypatch.setattr(torch.distributed, name, partial(self.call, getattr(torch.distributed, name)))
-
-    def call(self, function, *args, **kwargs):
-        if self.is_step:
-            (self.others if kwargs.get("async_op") else self.waits).append(function.__name__)
-        return function(*args, **kwargs)
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.is_step = batch_idx + 1 < trainer.num_training_batches
-
-
-def test_no_step_of_several_ranks_waits_for_another_rank(tmp_path, monkeypatch):
-    """One process with the ways of several: DDP, and signals and times on which ranks agree."""
-    monkeypatch.setattr(Trainer, "world_size", 2)
-    collectives, config = Collectives(monkeypatch), CheckpointConfig(every_minutes=9.0)
-    checkpoints = Checkpoints(tmp_path, config, {}, FiniteGuard(tmp_path))
-    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10}
-    module = ViTClassifier(ViT(**sizes, emb_size=16, depth=1, num_heads=2, positions="sincos2d"))
-    send_no_tables(module)
-    monkeypatch.setattr(DistributedDataParallel, "_sync_buffers", lambda self: collectives.waits.append("buffers"))
-    environment = LightningEnvironment()
-    environment.set_world_size(1)
-    trainer = Trainer(
-        accelerator="cpu",
-        strategy=DDPStrategy(cluster_environment=environment),
-        callbacks=[collectives, checkpoints, StopOnSignal(checkpoints)],
-        plugins=[AtomicCheckpointIO()],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=1,
-        limit_train_batches=6,
-        limit_val_batches=0,
-    )
-    leave_signals_to_us(trainer)
-    try:
-        trainer.fit(module, Digits(batch_size=20))
-    finally:
-        torch.distributed.destroy_process_group()
-    assert collectives.waits == []
-    assert collectives.others == 2 * 5 * ["all_reduce"]

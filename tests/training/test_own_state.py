@@ -86,10 +86,6 @@ class Decay(Callback):
         for group in trainer.optimizers[0].param_groups:
             group["weight_decay"] = 0.3 + 2 * group["weight_decay"]
 
-class Accumulate(Callback):
-    def on_train_epoch_start(self, trainer, pl_module):
-        trainer.accumulate_grad_batches = 2
-
 class Noise(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -207,11 +203,6 @@ def test_what_a_callback_changes_at_the_end_is_kept_and_tested(own):
     name = "network.head.linear.weight"
     assert torch.equal(halved[name], plain[name] * 0.5)
     assert Path("plain/checkpoints/best.ckpt").exists()
-
-
-def test_accumulation_that_nothing_counts_is_refused_before_the_first_step(own, capfd):
-    assert main([*RUN, callbacks("own.Accumulate")]) == 2
-    assert "trainer.accumulate_grad_batches=2 in epoch 0" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

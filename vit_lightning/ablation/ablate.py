@@ -28,7 +28,7 @@ from vit_lightning.report.forecast import forecast_sentences
 from vit_lightning.report.study import Run, written
 from vit_lightning.report.units import unit_of
 from vit_lightning.report.wording import at_the_end
-from vit_lightning.storage.folder import refuse_links, release, try_hold
+from vit_lightning.storage.folder import release, try_hold
 
 
 @dataclass
@@ -93,7 +93,6 @@ def ablate(config: AblateConfig) -> None:
         begun = find_ledger(folder)
         print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
         return
-    refuse_links(folder)
     with foreign(folder):
         create, register = not config.dry_run, config.register
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)

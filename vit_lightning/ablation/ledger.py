@@ -46,7 +46,7 @@ from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import Schedule, contradiction, make_schedule
 from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning, combinations
 from vit_lightning.storage.environment import PACKAGES
-from vit_lightning.storage.folder import read_json, refuse_links
+from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
 
 SILENT_DEATHS = 10
@@ -507,7 +507,6 @@ def read_study(folder: Path) -> Study:
     Raises:
         UserError: the folder holds no ablation.
     """
-    refuse_links(folder)
     with foreign(folder):
         ledger = find_ledger(folder)
         if ledger is None:

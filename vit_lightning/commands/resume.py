@@ -37,7 +37,7 @@ from vit_lightning.storage.checkpoint_files import (
     newest_run,
     read_checkpoint,
 )
-from vit_lightning.storage.folder import hold, is_first, refuse_links, release, try_hold, write_whole
+from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results, resume_rows
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.training.classifier import ViTClassifier
@@ -83,7 +83,6 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
         choices = newest_run(folder) or " (choose one, or auto, must, never)"
         problems.append(f"resume={folder} is not a run folder with a config.yaml{choices}")
     refuse(problems)
-    refuse_links(folder)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     has_begun = any((folder / name).is_file() for name in (BEST, LAST, PREVIOUS, "results.json"))
     source = ["--init_from=null"] if has_begun else []
@@ -151,7 +150,6 @@ def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | N
     """
     if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
-    refuse_links(folder)
     with foreign(folder):
         return _read_resumed(folder, experiment)
 
@@ -321,10 +319,7 @@ def unfinished_run(
         if any(key in NEVER or not _is_allowed(key, allowed) for key in changed):
             passed_over.append(f"{folder} is unfinished, but differs in {', '.join(changed)}")
             continue
-        lock = None
-        with contextlib.suppress(UserError):  # its lock is no file, and so none of ours
-            lock = try_hold(folder)
-        if lock is None:
+        if (lock := try_hold(folder)) is None:
             continue
         if read_results(folder) is None:
             return folder, lock

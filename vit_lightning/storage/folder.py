@@ -26,9 +26,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk that is full, or of a limit for this user."""
 
 
-NO_FILE = "a link to another place, or no file (put the file itself into the folder)"
-
-
 class InUse(UserError):
     """Run folder that a live process holds. Exit code 2."""
 
@@ -109,14 +106,12 @@ def try_hold(folder: Path) -> int | None:
     on shared file systems. On a file system without locks it warns and takes the folder to be free.
 
     Raises:
-        UserError: the lock is a link to another place, or no file, or the disk is full.
+        UserError: the disk is full.
     """
     path = folder / LOCK
     while True:
-        if path.is_symlink() or (path.exists() and not path.is_file()):  # the folder may be anybody's
-            raise UserError(f"{path}: {NO_FILE}")
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as fault:
             if fault.errno in FULL:
                 raise UserError(f"{path} cannot be written: {fault.strerror}") from fault
@@ -191,25 +186,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:  # a full disk, or a signal
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def refuse_links(folder: Path) -> None:
-    """Checks that all of a folder is its own files, before they are read or written; but for what is in W&B's folder.
-
-    Raises:
-        UserError: some are links to another place, pipes or devices.
-    """
-    home = folder.resolve()
-    paths = (path for path in sorted(folder.rglob("*")) if "wandb" not in path.relative_to(folder).parts[:-1])
-    if away := [str(path) for path in paths if _leads_away(path, home)]:
-        raise UserError(f"{', '.join(away)}: {NO_FILE}")
-
-
-def _leads_away(path: Path, home: Path) -> bool:
-    if path.is_symlink():
-        end = Path(os.path.realpath(path))  # a link to nothing within the folder is damage; one to itself stays a link
-        return not end.is_relative_to(home) or end.is_symlink()
-    return not path.is_file() and not path.is_dir() and path.exists()  # which another process may just have removed
 
 
 @contextlib.contextmanager

@@ -228,21 +228,17 @@ def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:
     Where a ``GradientAccumulationScheduler`` changes them from epoch to epoch, the first is their mean.
     """
 
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    scheduler = next((one for one in callbacks if isinstance(one, GradientAccumulationScheduler)), None)
+
     def steps_of(epoch: int) -> float:
-        return batches if math.isinf(batches) else max(1, math.ceil(batches / accumulated_in(trainer, epoch)))
+        per_step = scheduler.get_accumulate_grad_batches(epoch) if scheduler else trainer.accumulate_grad_batches
+        return batches if math.isinf(batches) else max(1, math.ceil(batches / per_step))
 
     epochs, steps = trainer.max_epochs, trainer.max_steps
     by_epochs = math.inf if epochs is None or epochs < 0 else sum(map(steps_of, range(epochs)))
     per_epoch = by_epochs / epochs if epochs and not math.isinf(by_epochs) else steps_of(0)
     return per_epoch, min(by_epochs, math.inf if steps < 0 else steps)
-
-
-def accumulated_in(trainer: Trainer, epoch: int, otherwise: int | None = None) -> int:
-    """Returns the batches of an optimizer step in an epoch, by a callback or ``otherwise`` (what the Trainer has)."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler):
-            return callback.get_accumulate_grad_batches(epoch)
-    return otherwise or trainer.accumulate_grad_batches
 
 
 def has_whole_weights(trainer: Trainer) -> bool:

@@ -19,9 +19,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
-from vit_lightning.training.callbacks import accumulated_in
 from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far
 
 CANNOT_RESUME: dict[type[Callback], str] = {
@@ -58,15 +56,7 @@ class OwnState(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse(callback_problems(map(type, trainer.callbacks)))  # type: ignore[attr-defined]
-        self._accumulated = trainer.accumulate_grad_batches  # by the config
         self._made = {place: pickle.dumps(value) for place, value in _attributes(trainer)[0].items()}
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        now, epoch, swa = trainer.accumulate_grad_batches, trainer.current_epoch, callbacks.StochasticWeightAveraging
-        counted = accumulated_in(trainer, epoch, self._accumulated)
-        if now != counted and not any(isinstance(one, swa) for one in trainer.callbacks):  # type: ignore[attr-defined]
-            text = f"trainer.accumulate_grad_batches={now} in epoch {epoch}: the learning rate counts on {counted}"
-            raise UserError(f"{text} (give a GradientAccumulationScheduler, whose steps are counted)")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         plain, others = _attributes(trainer)
