@@ -15,8 +15,6 @@ import yaml
 from processes import Running
 from runs import SMALL
 from test_group_signals import in_ranks
-from wandb_command import assert_delivered
-from wandb_stub import read_wandb_file
 
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.commands.console import say
@@ -200,16 +198,11 @@ LATE = {"wandb", "pydantic", "sklearn", "pandas", "pyarrow", "timm", "datasets",
 
 def test_a_run_from_start_to_prediction(lightning, installed, tmp_path):
     (tmp_path / "first.py").write_text(LOADED)
-    flags = ["--trainer.callbacks+=first.Loaded", "--wandb.mode=offline"]
-    fitted = installed("fit", *SMALL, "--out=run", *flags)
+    fitted = installed("fit", *SMALL, "--out=run", "--trainer.callbacks+=first.Loaded", "--wandb.mode=offline")
     assert fitted.returncode == 0, fitted.stderr
     assert fitted.stderr == ""
     assert fitted.stdout.startswith("loading torch and Lightning ...\n")
     assert not LATE & {*(tmp_path / "loaded.txt").read_text().split()}
-    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
-    told = read_wandb_file(file)
-    assert_delivered(told["rows"], tmp_path / "run")
-    assert "\ntest        accuracy" in told["console"]
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     tested = lightning("test", "--ckpt", "run", "--trust")
     assert tested.returncode == 0, tested.stderr

@@ -43,17 +43,8 @@ FLAGS = (
 """Four epochs of eight batches of digits, with everything random that there is: 32 steps in about a second."""
 
 
-def run_command(*arguments: str) -> None:
-    """Runs the command in this process; without figures, which take a quarter of it, unless FIGURES is set."""
-    if "FIGURES" not in os.environ:
-        from vit_lightning.commands import fit
-
-        fit.draw_curves, fit.report_test = lambda *_: None, lambda *_: ""
-    processes.command(*arguments)
-
-
 def start(
-    folder: Path, *arguments: str, fault: str = "", call: Callable[..., None] = run_command, **environment: str
+    folder: Path, *arguments: str, fault: str = "", call: Callable[..., None] = processes.command, **environment: str
 ) -> BaseProcess:
     """Starts the command in ``folder``; its output is appended to ``log.txt`` there."""
     folder.mkdir(parents=True, exist_ok=True)

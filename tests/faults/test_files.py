@@ -220,7 +220,7 @@ def test_row_13_a_disk_that_stays_full_ends_training(tmp_path, whole):
     "fault", ["32:train_end:FULL", pytest.param("32:test:FULL", marks=pytest.mark.full), "0:setup:BRIM"]
 )
 def test_row_13_a_disk_that_is_full_at_the_end_or_from_the_start_is_one_line(tmp_path, whole, fault):
-    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=f"0:{fault}", FIGURES="1") == 2
+    assert harness.fit(tmp_path, *EVERY_EIGHT, fault=f"0:{fault}") == 2
     said = harness.log(tmp_path)
     assert "Traceback" not in said
     if "BRIM" not in fault:  # else the log takes no line either

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import harness
+import processes
 import pytest
 import warm_rank
 
@@ -25,14 +26,14 @@ LAST = "run/checkpoints/last.ckpt"
 def in_group(*arguments: str) -> None:
     """Runs the command as the first of a process group, which starts the second rank."""
     os.setsid()
-    harness.run_command(*arguments)
+    processes.command(*arguments)
 
 
 def in_ranks(*arguments: str) -> None:
     """The same, with a second rank that has imported everything."""
     os.setsid()
     warm_rank.prepare(*arguments)
-    harness.run_command(*arguments)
+    processes.command(*arguments)
 
 
 def setting(workers: int, ranks: int) -> tuple[str, ...]:

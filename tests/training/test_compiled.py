@@ -6,6 +6,7 @@ import copy
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest

@@ -64,17 +64,6 @@ class Stateful(Callback):
         self.count += 1
         scale(pl_module, 1 - 0.01 * (self.count % 3))
 
-class Average(Callback):
-    """An average of the weights that are trained, which the network has at the end."""
-    def on_fit_start(self, trainer, pl_module):
-        self.average = copy.deepcopy(pl_module.network)
-    def on_train_batch_end(self, trainer, pl_module, *others):
-        with torch.no_grad():
-            for mean, weight in zip(self.average.parameters(), pl_module.network.parameters()):
-                mean.lerp_(weight, 0.3)
-    def on_train_end(self, trainer, pl_module):
-        pl_module.network.load_state_dict(self.average.state_dict())
-
 class Unfreeze(Callback):
     def on_fit_start(self, trainer, pl_module):
         pl_module.network[1].requires_grad_(False)
@@ -209,7 +198,6 @@ def test_what_a_callback_changes_at_the_end_is_kept_and_tested(own):
     ("name", "attributes"),
     [
         ("Opaque", ["draw", "mean", "numbers", "recent", "torchs"]),
-        ("Average", ["average"]),
         ("Stateful", []),
         ("Noisy", ["Noise.draw"]),
     ],
