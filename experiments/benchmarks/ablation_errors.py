@@ -20,9 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from vit_lightning.report.comparisons import design_of, most_seeds
+from vit_lightning.report.comparisons import design_of, most_seeds, terms_of
 from vit_lightning.report.sequential import Answer, at, follow
-from vit_lightning.report.study import Compare, Run, Study
+from vit_lightning.report.study import SIZES, Compare, Run, Study, arm_name
 
 Values = np.ndarray[Any, Any]
 ALPHA, MAX_SEEDS, SD = 0.05, 60, 1.7
@@ -51,6 +51,10 @@ class Scene:
     extended: tuple[int, ...] = ()
     """Earlier maxima, at which all comparisons that were open or had ended without an answer went on."""
     arms: Literal["baseline", "pairs"] = "baseline"
+    factors: tuple[int, ...] = ()
+    """Levels of the two factors of a grid, whose combinations are the arms."""
+    sizes: bool = False
+    """Whether the second one is that of sizes: each arm is compared with the baseline of its size."""
     until: Answer = "equivalent"
 
     @functools.cached_property
@@ -58,6 +62,27 @@ class Scene:
         """Rules of the comparisons."""
         rest = {"arms": self.arms, "until": self.until, "extended": self.extended}
         return Compare("score", 1.0, self.max_seeds, alpha=ALPHA, **rest)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """Names of the arms, the baseline first."""
+        levels = [[f"{factor}{level}" for level in range(count)] for factor, count in enumerate(self.factors)]
+        return [arm_name(*one) for one in itertools.product(*levels)] if levels else [*map(str, range(self.count))]
+
+    @property
+    def count(self) -> int:
+        """Number of arms."""
+        return len(self.truth) + 1
+
+    @functools.cached_property
+    def signs(self) -> Values:
+        """Signs of the arms in each comparison (comparisons, arms)."""
+        terms = terms_of(study_of(np.zeros((self.count, 0)), self)).values()
+        return np.array([[own.get(name, 0) for name in self.names] for own in terms])
+
+    def gaps(self, results: Values) -> Values:
+        """Returns differences (studies, comparisons, seeds) of results (studies, arms, seeds)."""
+        return np.stack([sum(row[arm] * results[:, arm] for arm in np.nonzero(row)[0]) for row in self.signs], 1)
 
     @property
     def promised(self) -> bool:
@@ -114,15 +139,10 @@ def simulate(scene: Scene, studies: int, random: int = 0) -> Rates:
 
 def rates_of(scene: Scene, results: Values) -> Rates:
     """Follows studies to their ends."""
-    truth = np.array([0.0, *scene.truth])
-    pairs = [(arm, 0) for arm in range(1, len(truth))]
-    if scene.arms == "pairs":
-        pairs = [(arm, other) for other, arm in itertools.combinations(range(len(truth)), 2)]
-    one, other = np.array(pairs).T
-    gaps = results[:, one] - results[:, other]
+    gaps, true = scene.gaps(results), scene.signs @ np.array([0.0, *scene.truth])
     if scene.noise == "counts":
         gaps = np.rint(gaps * IMAGES * EFFECT) / (IMAGES * EFFECT)
-    design = design_of(scene.rules, len(truth))
+    design = design_of(scene.rules, len(true))
     there = ~np.isnan(gaps)
     whole = np.argsort(~there, axis=-1, kind="stable")[..., : scene.max_seeds]  # the seeds of pairs, then the others
     course = follow(np.nan_to_num(np.take_along_axis(gaps, whole, -1)), design)
@@ -130,12 +150,11 @@ def rates_of(scene: Scene, results: Values) -> Rates:
     reached = np.searchsorted(course.pairs, complete, side="right") - 1
     stop = np.minimum(course.stop, reached)
     seen, place = stop >= 0, np.maximum(stop, 0)
-    true = truth[one] - truth[other]
     wrong = {"better": true <= 0, "worse": true >= 0, "not better": true >= 1, "not worse": true <= -1}
     false = np.any([at(course.claims[name], place) & seen & wrong[name] for name in wrong], axis=0)
     held = (at(course.low, place) <= true) & (true <= at(course.high, place)) | ~seen
     last = at(whole, np.array(course.pairs)[course.stop] - 1) + 1  # seeds, those of failed runs too
-    needed = [last[:, (one == arm) | (other == arm)].max(-1) for arm in range(len(truth))]
+    needed = [last[:, scene.signs[:, arm] != 0].max(-1) for arm in range(scene.count)]
     return Rates(
         false=float(false.any(-1).mean()),
         covered=float(held[seen].mean()),
@@ -148,13 +167,12 @@ def rates_of(scene: Scene, results: Values) -> Rates:
 
 def fixed_runs(scene: Scene, answered: float, studies: int) -> float:
     """Returns the runs of a fixed design that answers as many comparisons; nan if five times the seeds do not."""
-    arms, seeds = len(scene.truth) + 1, 5 * scene.max_seeds
+    arms, seeds = scene.count, 5 * scene.max_seeds
     results = results_of(replace(scene, max_seeds=seeds, failing=0.0), min(studies, 1000), np.random.default_rng(1))
-    one, other = np.triu_indices(arms, 1) if scene.arms == "pairs" else (np.arange(1, arms), np.zeros(arms - 1, int))
-    gaps, n = results[:, one] - results[:, other], np.arange(2, seeds + 1)
+    gaps, n = scene.gaps(results), np.arange(2, seeds + 1)
     mean = gaps.cumsum(-1)[..., 1:] / n
     error = np.sqrt(np.maximum((gaps**2).cumsum(-1)[..., 1:] / n - mean**2, 0.0) / (n - 1))
-    half, whole = (special.stdtrit(n - 1, 1 - ALPHA / len(one) / sides) * error for sides in (2, 1))
+    half, whole = (special.stdtrit(n - 1, 1 - ALPHA / len(scene.signs) / sides) * error for sides in (2, 1))
     alike = mean + whole < 1 if scene.until == "not better" else np.abs(mean) + whole < 1
     found = ((np.abs(mean) > half) | alike).mean((0, 1))
     return float(arms * n[np.argmax(found >= answered)] / (1 - scene.failing)) if found.max() >= answered else math.nan
@@ -162,7 +180,7 @@ def fixed_runs(scene: Scene, answered: float, studies: int) -> float:
 
 def study_of(values: Values, scene: Scene) -> Study:
     """Returns a study with these results (arms, seeds)."""
-    names, metric = [str(arm) for arm in range(len(values))], "score"
+    names, metric = scene.names, "score"
     runs = [
         Run(arm, seed, "", "failed" if math.isnan(value) else "done", results={metric: float(value)})
         for arm, row in zip(names, values, strict=True)
@@ -176,11 +194,15 @@ def study_of(values: Values, scene: Scene) -> Study:
         metric=metric,
         goal="maximize",
         compare=scene.rules,
-        baseline="0",
+        baseline=names[0],
         arms={name: {} for name in names},
         seeds=list(range(values.shape[1])),
         split_varies=False,
         runs=runs,
+        factors={
+            SIZES if scene.sizes and factor else f"factor {factor}": [f"{factor}{level}" for level in range(count)]
+            for factor, count in enumerate(scene.factors)
+        },
     )
 
 
@@ -253,6 +275,16 @@ SCENES = {
     "baseline varies twice, 4 arms": replace(NOISY, truth=(0.0,) * 3, varying=(2, 1, 1, 1)),
     "baseline varies ten times, 3 arms": replace(NOISY, sd=0.155, varying=(10, 1, 1)),
     "uniform, 3 arms, quiet": replace(QUIET, noise="uniform"),
+    "grid 2 x 2": replace(BASE, truth=(0.0,) * 3, factors=(2, 2)),
+    "grid 2 x 2, effects add up": replace(BASE, truth=(1.0, 1.0, 2.0), factors=(2, 2)),
+    "grid 2 x 2, quiet, together": replace(QUIET, truth=(0.0, 0.0, 1.0), factors=(2, 2)),
+    "grid 2 x 2, noisy": replace(NOISY, truth=(0.0,) * 3, factors=(2, 2)),
+    "grid 3 x 3, mixed": replace(BASE, truth=(0.0, 1.0, -1.0, 0.0, 1.0, 0.5, 1.0, 0.0), factors=(3, 3)),
+    "grid 2 x 2, together varies five times": replace(NOISY, truth=(0.0,) * 3, factors=(2, 2), varying=(1, 1, 1, 5)),
+    "grid 2 x 2, counts": replace(BASE, noise="counts", truth=(0.0,) * 3, factors=(2, 2)),
+    "3 arms at 2 sizes": replace(BASE, truth=(4.0, 0.0, 4.0, 0.0, 4.0), factors=(3, 2), sizes=True),
+    "3 arms at 2 sizes, one flips": replace(QUIET, truth=(4.0, 1.0, 3.0, 0.0, 4.0), factors=(3, 2), sizes=True),
+    "2 arms at 3 sizes, noisy": replace(NOISY, truth=(4.0, 9.0, 0.0, 4.0, 9.0), factors=(2, 3), sizes=True),
     "maximum 20": EXTENDED,
     "maximum 20, then 40": replace(EXTENDED, max_seeds=40, extended=(20,)),
     "maximum 20, 40, 80": replace(EXTENDED, max_seeds=80, extended=(20, 40)),

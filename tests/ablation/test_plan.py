@@ -116,6 +116,21 @@ def test_a_plan_of_a_grid(in_folder):
     assert "baseline=cls must give a value of each of model.pool, model.patch_size, such as {" in said
 
 
+def test_a_plan_of_several_sizes(in_folder):
+    sizes = {"small": {"model.depth": 2}, "large": {"model.depth": 4}}
+    plan = read_plan(write(changed(NAMED, sizes=sizes)))
+    (one, *others), first = NAMED["arms"], next(iter(NAMED["arms"]))
+    assert plan.baseline == f"{NAMED['baseline']}, small"
+    assert plan.arms[f"{others[0]}, large"] == {**NAMED["arms"][others[0]], "model.depth": 4}
+    assert plan.factors == {"arms": [one, *others], "sizes": ["small", "large"]}
+    wrong = changed(NAMED, sizes={"small": NAMED["arms"][others[0]], "large": {}}, compare={"arms": "pairs"})
+    with pytest.raises(UserError) as error:
+        read_plan(write(wrong))
+    assert any("sizes: arms beside a baseline have sizes" in text for text in error.value.problems)
+    assert any(text.endswith(f"arm {others[0]} gives it too (leave out one)") for text in error.value.problems)
+    assert first == one
+
+
 def test_tuned_arms_and_their_trials(in_folder):
     plan = read_plan(write(changed(NAMED, tune=TUNE)))
     assert plan.tune == Tune(**TUNE)

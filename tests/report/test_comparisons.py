@@ -9,7 +9,8 @@ from fake_study import make_study
 from runs import REPOSITORY
 
 from vit_lightning.report.analysis import analyse
-from vit_lightning.report.comparisons import compare
+from vit_lightning.report.comparisons import compare, make_schedule
+from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run
 from vit_lightning.report.wording import kind_of
 
@@ -208,3 +209,51 @@ def test_with_other_test_images_for_each_seed_only_pairs_within_a_seed_are_compa
     analysis = analyse(made)
     assert (analysis.tested.same, analysis.tested.why) == (False, "each seed has test images of its own")
     assert analysis.components == {}
+
+
+def grid_of(study, factors, results):
+    """The study of two factors with these results by arm, one for each seed."""
+    return replace(with_results(study, results, images=None, smallest_effect=0.02), factors=factors)
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    draw = np.random.default_rng(3)
+    return lambda *means: [mean + draw.normal(0, 0.004, 6) for mean in means]
+
+
+def test_of_a_grid_what_two_levels_do_together_is_claimed_beside_what_each_does(study, noisy):
+    names = "gelu, depth=3", "gelu, depth=6", "swiglu, depth=3", "swiglu, depth=6"
+    factors = {"model.feed_forward": ["gelu", "swiglu"], "model.depth": [3, 6]}
+    results = dict(zip(names, noisy(0.70, 0.75, 0.70, 0.85), strict=True))
+    *arms, together = compare(grid_of(study, factors, results))
+    assert [(one.arm, one.other, one.verdict) for one in arms] == [
+        ("gelu, depth=6", "gelu, depth=3", "better"),
+        ("swiglu, depth=3", "gelu, depth=3", "equivalent"),
+        ("swiglu, depth=6", "gelu, depth=3", "better"),
+    ]
+    none, deep, gated, both = results.values()
+    assert (together.arm, together.verdict) == ("swiglu x depth=6", "better")
+    assert [*together.differences.values()] == pytest.approx(both - deep - gated + none, abs=2e-6)
+    assert {one.design.comparisons for one in (*arms, together)} == {4}, "they share alpha"
+    first, last = [[94.2, 94.4, 94.0], [94.2, 94.7, 97.1]], [[96.2, 97.4, 94.1], [97.4, 96.6, 96.2]]
+    more = [[94.4, 95.4, 93.7], [95.0, 96.3, 95.5]], [[96.4, 95.5, 95.5], [96.2, 95.3, 95.3]]
+    published = [np.array([*one, *other]) for one, other in zip([*first, *last], [*more[0], *more[1]], strict=True)]
+    *_, known = compare(grid_of(study, factors, dict(zip(names, published, strict=True))))
+    # statsmodels 0.15, AnovaRM within both: F of the interaction
+    assert known.n * known.mean**2 / known.sd**2 == pytest.approx(3.39222615, rel=1e-5)
+    report = make_report(grid_of(study, factors, {**results, names[3]: noisy(0.75)[0]}))
+    assert report.headline.endswith("'swiglu x depth=6' is undecided against the sum of what each does alone")
+    assert make_schedule(report.study).seeds == dict.fromkeys(names, 8), "all four run on for it"
+
+
+def test_arms_of_several_sizes_are_compared_within_their_size_and_between(study, noisy):
+    names = "cls, small", "cls, large", "mean, small", "mean, large"
+    results = dict(zip(names, noisy(0.50, 0.90, 0.46, 0.94), strict=True))
+    sized = grid_of(study, {"arms": ["cls", "mean"], "sizes": ["small", "large"]}, results)
+    found = [(one.arm, one.other, one.verdict) for one in compare(sized)]
+    assert found[:2] == [("mean, small", "cls, small", "worse"), ("mean, large", "cls, large", "better")]
+    assert found[2:] == [("mean x large", "cls, small", "better")]
+    report = make_report(sized)
+    assert report.recommendation.startswith("'mean' is with 'small' worse, by 2 points or more; with 'large' better")
+    assert ": the answer flips." in report.recommendation

@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 from tests.fake_study import make_study
-from vit_lightning.report.comparisons import compare, make_schedule
+from vit_lightning.report.comparisons import compare, make_schedule, terms_of
 from vit_lightning.report.forecast import assumed_sd, expect, forecast_sentences, measured_sd, tuning_luck
 from vit_lightning.report.study import Compare, Run, Study, Tuning
 
@@ -56,25 +56,27 @@ def test_the_expected_runs_are_those_of_studies_with_other_numbers(how, truth, u
     found = np.array([needed_runs(rules, 0.9, truth, draw) for _ in range(STUDIES)])
     runs, answered = found.mean(0)
     error = found.std(0, ddof=1) / np.sqrt(STUDIES)
-    expected = expect(rules, 3, 0.9, truth)
+    terms = terms_of(make_plain(rules, "abc")).values()
+    expected = expect(rules, terms, 0.9, truth)
     assert 18 < runs < 40, "some are decided before the last analysis"
     assert abs(expected.runs - runs) < 3 * error[0]
     assert abs(expected.answered - answered) < 3 * error[1]
-    assert expect(rules, 3, 0.9, 3.0).runs < expected.runs
+    assert expect(rules, terms, 0.9, 3.0).runs < expected.runs
 
 
 def test_a_study_that_cannot_show_its_effect_says_so():
     rules = Compare("test/acc", 0.005, 60)
     sd = assumed_sd(rules, 360)
     assert sd == pytest.approx(np.sqrt(0.05 / 360))
-    assert expect(rules, 2, sd, 0.005).better < 0.8 < expect(rules, 2, assumed_sd(rules, 10_000), 0.005).better
+    pair = [{"b": 1, "a": -1}]
+    assert expect(rules, pair, sd, 0.005).better < 0.8 < expect(rules, pair, assumed_sd(rules, 10_000), 0.005).better
     first, shown, costs = forecast_sentences(make_plain(rules, "ab"), 360, 6.0)
     assert first == "two runs differ by 1.2 points (standard deviation: disagreement on 5 % of 360 test images)"
-    power = f"{100 * expect(rules, 2, sd, 0.005).better:.2g} %"
+    power = f"{100 * expect(rules, pair, sd, 0.005).better:.2g} %"
     assert shown.startswith(f"60 seeds show an improvement of 0.5 points with a probability of {power}: raise compare.")
     assert costs.endswith("better by 0.5 points; at most 120 runs: 12 min")
     assert "raise" not in forecast_sentences(make_plain(rules, "ab"), 10_000, None)[1]
-    single = expect(Compare("score", 1.0, 6), 2, 0.6, 1.0).better
+    single = expect(Compare("score", 1.0, 6), pair, 0.6, 1.0).better
     power = 1 - special.nctdtr(5, 1.0 * np.sqrt(6) / 0.6, special.stdtrit(5, 1 - 0.025 * 0.8 / 1.1001288))
     assert single == pytest.approx(power, abs=0.03), "with one analysis it is that of a t-test"
     unknown = ["what test/loss can show is said after 3 pairs of runs; at most 120 runs"]

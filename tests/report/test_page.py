@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import yaml
 from fake_study import ARMS, make_study
-from scipy import stats
 
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.configs import config_differences, read_configs
@@ -21,7 +20,7 @@ from vit_lightning.report.figures import coloured, differences_figure, front
 from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run, Tuning
-from vit_lightning.report.tables import Table, effect_table, results_csv
+from vit_lightning.report.tables import Table, results_csv
 from vit_lightning.report.wording import caveats, headline, level_of, next_step, recommendation
 
 FAILED = {
@@ -394,57 +393,6 @@ def test_a_loss_that_is_less_is_better(tmp_path):
     assert better == "'mean' is better than 'cls', by 0.01 or more"
     assert alike == "'mean without class token' is equivalent to 'cls' (within 0.01)"
     assert "test/loss is not an accuracy" in make_markdown(make_report(study))
-
-
-def test_a_grid_has_effects_of_its_factors(tmp_path):
-    factors = {"model.pool": ["cls", "mean"], "model.depth": [3, 6]}
-    arms = {f"{p}, {d}": {"model.pool": p, "model.depth": d} for p in ("cls", "mean") for d in (3, 6)}
-    study = make_study(tmp_path / "study", arms=arms, gains=(0, 0.5, 0.5, 1.0), factors=factors, images=1000)
-    study = replace(study, baseline="mean, 3")
-    names = [effect.name for effect in analyse(study).effects]
-    assert names == [
-        "model.pool: cls instead of mean",
-        "model.depth: 6 instead of 3",
-        "(model.pool: cls) x (model.depth: 6)",
-    ]
-    write_report(make_report(study))
-    page = (study.folder / "report.html").read_text()
-    [(table, header)] = re.findall("(Effects of the factors on .*?)(<thead>.*?</thead>)", page, re.DOTALL)
-    assert "range" in header
-    for effect in names:
-        assert page.index(effect) > page.index(table), "it is not claimed in the answer"
-
-
-def test_levels_of_a_grid_may_be_lists_and_mappings(tmp_path):
-    augment, test = [[], [{"class_path": "RandomShift"}]], [{"a": 1}, True]
-    arms = {f"{a}, {b}": {"data.augment": augment[a], "test": test[b]} for a in (0, 1) for b in (0, 1)}
-    factors = {"data.augment": augment, "test": test}
-    study = make_study(tmp_path / "study", arms=arms, gains=(0, 0.5, 0.5, 1.0), factors=factors)
-    names = [effect.name for effect in analyse(study).effects]
-    assert names[0] == 'data.augment: [{"class_path": "RandomShift"}] instead of []'
-    assert names[1] == 'test: true instead of {"a": 1}'
-
-
-def test_effects_of_a_grid_are_said_and_what_failures_cost_them(tmp_path):
-    factors = {"model.pool": ["cls", "mean"], "model.depth": [3, 6]}
-    arms = {f"{p}, depth={d}": {"model.pool": p, "model.depth": d} for p in ("cls", "mean") for d in (3, 6)}
-    failed = {("mean, depth=6", seed): "hang" for seed in range(3)}
-    study = make_study(tmp_path / "study", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=failed, seeds=9)
-    analysis = analyse(study)
-    assert analysis.effects[0].n == 6
-    level = 0.05 / 3
-    table = np.array([[arm.values[seed] for arm in analysis.arms] for seed in range(3, 9)])
-    gaps = table[:, 2:].mean(axis=1) - table[:, :2].mean(axis=1)
-    interval = stats.ttest_1samp(gaps, 0).confidence_interval(1 - level)
-    assert (analysis.effects[0].low, analysis.effects[0].high) == pytest.approx(tuple(interval))
-    report = make_report(study)
-    names = [row[0] for row in report.tables["effects"].rows]
-    assert {*names[:2]} == {"model.pool: mean instead of cls", "model.depth: 6 instead of 3"}
-    assert names[2:] == ["(model.pool: mean) x (model.depth: 6)"], "interactions come last"
-    assert "6 of 9 seeds have a result for every combination" in make_markdown(report)
-    every = {(arm, seed): "hang" for arm in arms for seed in range(8) if len(arm) % 2 == seed % 2}
-    study = make_study(tmp_path / "none", arms=arms, gains=(0, 1, 1, 2), factors=factors, failed=every)
-    assert "0 of 8 seeds have a result for every combination" in effect_table(analyse(study)).note
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -11,7 +11,6 @@ from vit_lightning.report.study import Compare, Run
 from vit_lightning.report.variance import (
     components,
     crossed_interval,
-    factor_effects,
     spread,
     spread_p,
     unlike_spreads,
@@ -47,67 +46,9 @@ def test_the_spread_of_runs_is_the_one_that_was_seen_though_no_part_of_it_is_the
     assert found.error_new_seeds == pytest.approx(stats.sem(means))
 
 
-GRID = np.array(  # seed, pool, depth
-    [
-        [[94.2, 94.2, 95.8], [96.2, 97.4, 96.9]],
-        [[94.4, 94.7, 96.7], [97.4, 96.6, 95.6]],
-        [[94.0, 97.1, 96.2], [94.1, 96.2, 95.6]],
-        [[94.4, 95.0, 95.3], [96.4, 96.2, 96.2]],
-        [[95.4, 96.3, 94.4], [95.5, 95.3, 96.6]],
-        [[93.7, 95.5, 96.0], [95.5, 95.3, 96.4]],
-    ]
-)
-
-
-def effects(levels):
-    factors = {"pool": ["cls", "mean"], "depth": levels}
-    results = {
-        (pool, depth): dict(enumerate(GRID[:, i, j]))
-        for i, pool in enumerate(factors["pool"])
-        for j, depth in enumerate(levels)
-    }
-    return {effect.name: effect for effect in factor_effects(factors, results, 0.05)}
-
-
-def p_of(effect, effects):
-    """The p of an effect, by its interval."""
-    t = effect.effect / (effect.high - effect.effect) * stats.t.isf(0.05 / effects / 2, effect.n - 1)
-    return 2 * stats.t.sf(abs(t), effect.n - 1)
-
-
-def test_effects_of_two_factors_are_those_of_repeated_measures():
-    found = effects([3, 6])
-    # statsmodels 0.15, AnovaRM within pool and depth: F 4.00441258, 3.14242012, 3.39222615
-    assert p_of(found["pool: mean instead of cls"], 3) == pytest.approx(0.10179602, rel=1e-6)
-    assert p_of(found["depth: 6 instead of 3"], 3) == pytest.approx(0.13647436, rel=1e-6)
-    assert p_of(found["(pool: mean) x (depth: 6)"], 3) == pytest.approx(0.12485829, rel=1e-6)
-    assert found["pool: mean instead of cls"].effect == pytest.approx((GRID[:, 1, :2] - GRID[:, 0, :2]).mean())
-
-
-def test_a_factor_of_three_levels_has_two_contrasts_and_two_interactions():
-    found = effects([3, 6, 9])
-    assert len(found) == 5
-    p = p_of(found["pool: mean instead of cls"], 5)
-    assert p == pytest.approx(0.056488, abs=1e-6)  # statsmodels 0.15: F 6.103942
-    gaps = GRID[:, 1] - GRID[:, 0]
-    paired = stats.ttest_rel(gaps[:, 2], gaps[:, 0])
-    assert found["(pool: mean) x (depth: 9)"].low == pytest.approx(paired.confidence_interval(1 - 0.05 / 5).low)
-
-
-def test_only_seeds_that_every_cell_has_count():
-    results = {("a", 1): {0: 1.0, 1: 2.0}, ("a", 2): {0: 2.0, 1: 3.5}, ("b", 1): {1: 1.0}, ("b", 2): {1: 2.0, 0: 1.0}}
-    found = factor_effects({"x": ["a", "b"], "y": [1, 2]}, results, 0.05)
-    assert [effect.n for effect in found] == [1, 1, 1]
-    assert found[0].effect == pytest.approx(-1.25)
-
-
-def test_effects_that_are_all_alike_have_no_interval():
+def test_results_that_differ_by_rounding_alone_have_no_spread():
     accuracies = np.float32(0.9027778) - np.full(6, np.float32(0.9), dtype=np.float32)
     assert spread(accuracies.astype(float)) == 0.0
-    results = {(pool, 1): dict(enumerate(accuracies * number)) for number, pool in enumerate("abc")}
-    found = factor_effects({"pool": "abc", "depth": [1]}, {**results, ("c", 1): dict.fromkeys(range(6), 0.0)}, 0.05)
-    assert [effect.effect for effect in found] == pytest.approx([0.0027778, 0.0], abs=1e-6)
-    assert np.isnan([(effect.low, effect.high) for effect in found]).all()
 
 
 def test_the_spread_of_pairs_is_tested_by_the_correlation_of_sum_and_difference():

@@ -139,7 +139,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         seeds = ", ".join(map(str, plan.tune.seeds))
         when = "tuned anew before each run" if plan.tune.replicates else "each arm is tuned first"
         lines.append(f"  {when}: {tried}, with seeds {seeds}: {counted(count, 'trial')}, chosen by {chosen_by}")
-    analyses = design_of(compare, len(plan.arms)).analyses
+    analyses = design_of(compare, 1).analyses
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
     versus = {"baseline": "with the baseline", "pairs": "with each other"}[compare.arms]
     effect, earlier = unit.plain(compare.smallest_effect), ledger.facts["compare"]["extended"]

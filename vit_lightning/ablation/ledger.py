@@ -319,7 +319,7 @@ class Ledger:
 
     def _is_replaced(self, run: Planned) -> bool:
         """Whether an analysis went on without a failed run."""
-        found = [one for one in self.schedule.comparisons if run.arm in (one.arm, one.other) and one.course.pairs]
+        found = [one for one in self.schedule.comparisons if run.arm in one.terms and one.course.pairs]
         return any(run.seed < [*one.differences][one.course.pairs[-1] - 1] for one in found)
 
     def claim(self, run: Planned) -> Claim | None:

@@ -30,7 +30,7 @@ from vit_lightning.limits import is_plain_name, problems_of, refuse
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
-from vit_lightning.report.study import MOST_SEEDS, TUNING, Compare, combinations
+from vit_lightning.report.study import MOST_SEEDS, SIZES, TUNING, Compare, arm_name, combinations, level_name
 from vit_lightning.training.checkpoints import CheckpointConfig
 
 NOT_FOR_ARMS = {
@@ -104,7 +104,10 @@ class PlanFile:
         name: name of the ablation; that of the file by default.
         question: what the ablation asks; heads its report.
         arms: options that each arm changes, by its name.
-        grid: values of each option, in place of arms, all combinations of which are arms.
+        sizes: options of each size, by its name: each arm is compared with the baseline of its size, and whether the
+            difference changes with the size is claimed too.
+        grid: values of each option, in place of arms, all combinations of which are arms; of two options, whether their
+            effects add up is claimed too.
         fixed: options that all arms share.
         baseline: arm that the others are compared with; of a grid, its value of each option.
         seeds: seeds of the runs.
@@ -116,6 +119,7 @@ class PlanFile:
     name: str | None = None
     question: str = ""
     arms: dict[str, dict[str, Any]] | None = None
+    sizes: dict[str, dict[str, Any]] | None = None
     grid: dict[str, list[Any]] | None = None
     fixed: dict[str, Any] | None = None
     baseline: str | dict[str, Any] | None = None
@@ -146,7 +150,7 @@ class Plan:
     arms: dict[str, dict[str, Any]]
     """Dotted options that each arm changes; the baseline comes first."""
     factors: dict[str, list[Any]]
-    """Values of each option of a full grid; empty where arms are named one by one."""
+    """Values of each option of a full grid, or names of arms and sizes; empty where arms are named one by one."""
     seeds: list[int]
     """All seeds that may be run: those behind the first ``compare.max_seeds`` replace those with a failed run."""
     split_varies: bool
@@ -350,6 +354,8 @@ class PlanReader(Reader):
         )
         if found.extended:
             self.problems.append("compare.extended is kept by the ledger (to go on, raise compare.max_seeds)")
+        if self.given.get("sizes") and (found.arms == "pairs" or self.given.get("grid")):
+            self.problems.append("sizes: arms beside a baseline have sizes, neither compare.arms=pairs nor a grid")
         if found.until == "not better" and found.arms == "pairs":
             rest = f"asks about arms beside a baseline, not compare.arms={found.arms}"
             self.problems.append(f"compare.until=not better {rest}")
@@ -419,14 +425,32 @@ class PlanReader(Reader):
             self.problems += [f"arm {name}: a name is a text: write it in quotes" for name in texts]
             taken = [name for name in named if name in NOT_AN_ARM]
             self.problems += [f"arm {name}: this name has a meaning of its own (choose another)" for name in taken]
+            if sizes := self.sizes(arms):
+                factors = {"arms": [*arms], SIZES: [*sizes]}
+                arms = {arm_name(arm, size): {**arms[arm], **sizes[size]} for arm in arms for size in sizes}
         if len(arms) < 2 and len(self.problems) == before:
             self.problems.append("there is one arm only: nothing to compare")
         self.refuse_same_folder(f"arms {', '.join(arms)}: two names", arms)
         return factors, arms
 
+    def sizes(self, arms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Returns the options of each size; none where all arms are of one size."""
+        given = self.given.get("sizes")
+        if given is None:
+            return {}
+        if not isinstance(given, dict) or len(given) < 2:
+            self.problems.append(f"sizes={word(given)} must hold {{NAME: {{OPTION: VALUE}}}}, of two sizes or more")
+            return {}
+        sizes = {str(name): self.options(f"sizes.{name}", options) for name, options in given.items()}
+        for name, options in sizes.items():
+            self.refuse_twice(f"sizes.{name}", options, {f"arm {arm}": own for arm, own in arms.items()})
+        return sizes
+
     def baseline(self, arms: Mapping[str, Mapping[str, Any]], factors: Mapping[str, Any], compare: Compare) -> str:
         """Returns the name of the baseline."""
-        given, first, names = self.given.get("baseline"), next(iter(arms), ""), "; ".join(arms)
+        given, first, names = self.given.get("baseline"), next(iter(arms), ""), "; ".join(factors.get("arms", arms))
+        if SIZES in factors:
+            given, factors = given and arm_name(str(given), factors[SIZES][0]), {}
         name = next((name for name, arm in arms.items() if given == (arm if factors else name)), None)
         if name is None and arms and (given is not None or compare.arms == "baseline"):
             shown = "baseline is missing: it" if given is None else f"baseline={word(given)}"
@@ -473,10 +497,8 @@ class PlanReader(Reader):
 
 
 def grid_name(arm: Mapping[str, Any]) -> str:
-    """Names an arm of a grid, such as "cls, depth=3": text as it is, other values with their option."""
-    return ", ".join(
-        value if isinstance(value, str) else f"{key.rpartition('.')[2]}={word(value)}" for key, value in arm.items()
-    )
+    """Names an arm of a grid."""
+    return arm_name(*(level_name(key, value) for key, value in arm.items()))
 
 
 def _problems_of_configs(plan: Plan) -> list[str]:

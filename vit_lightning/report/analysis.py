@@ -1,4 +1,4 @@
-"""Numbers of an ablation: its arms, their comparisons, the effects of factors, the sources of variance."""
+"""Numbers of an ablation: its arms, their comparisons, the sources of variance."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vit_lightning.config.files import word
 from vit_lightning.report.comparisons import ArmComparison, checksum, compare, read_predictions
 from vit_lightning.report.configs import ConfigDifference, Configs, config_differences, read_configs
 from vit_lightning.report.forecast import measured_sd, tuning_luck
 from vit_lightning.report.study import Run, Study
-from vit_lightning.report.variance import Components, Effect, components, crossed_interval, factor_effects, spread
+from vit_lightning.report.variance import Components, components, crossed_interval, spread
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""
@@ -78,8 +77,7 @@ class Analysis:
     arms: list[Arm]
     comparisons: list[ArmComparison]
     components: dict[tuple[str, str], Components]
-    """Variance components of the differences in correctness over seeds and test images, by the two arms."""
-    effects: list[Effect]
+    """Variance components of the differences in correctness over seeds and test images, by arm and other."""
     tested: TestSets
     configs: Configs
     """Config of each run, by arm and seed."""
@@ -108,12 +106,17 @@ class Analysis:
 
     @functools.cached_property
     def ordered(self) -> list[ArmComparison]:
-        """Comparisons in the order of ``ranked``; of pairs, the arm with the better mean comes first."""
+        """Comparisons of two arms in the order of ``ranked``; of pairs, the arm with the better mean comes first."""
         place = {arm.name: number for number, arm in enumerate(self.ranked)}
-        found = self.comparisons
+        found = [one for one in self.comparisons if not one.is_interaction]
         if self.study.compare.arms == "pairs":
             found = [one if place[one.arm] < place[one.other] else one.mirrored() for one in found]
         return sorted(found, key=lambda one: (place[one.arm], place[one.other]))
+
+    @property
+    def interactions(self) -> list[ArmComparison]:
+        """Comparisons of two levels together with the sum of what each does."""
+        return [one for one in self.comparisons if one.is_interaction]
 
 
 def analyse(study: Study) -> Analysis:
@@ -125,7 +128,6 @@ def analyse(study: Study) -> Analysis:
         arms=arms,
         comparisons=comparisons,
         components=_components(comparisons, tested),
-        effects=_effects(study, arms),
         tested=tested,
         configs=configs,
         differences=config_differences(study, configs),
@@ -142,25 +144,11 @@ def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[
     """Returns the variance components of the comparisons with at least two pairs of runs on the same test images."""
     kept, found = tested.correct, {}
     for one in comparisons if tested.same else ():
-        pairs = [((one.arm, seed), (one.other, seed)) for seed in one.counted]
-        gaps = [kept[first].astype(float) - kept[second] for first, second in pairs if {first, second} <= kept.keys()]
+        seeds = [seed for seed in one.counted if {(arm, seed) for arm in one.terms} <= kept.keys()]
+        gaps = [sum(sign * kept[arm, seed].astype(float) for arm, sign in one.terms.items()) for seed in seeds]
         if len(gaps) > 1:
             found[one.arm, one.other] = components(np.stack(gaps))
     return found
-
-
-def _effects(study: Study, arms: Sequence[Arm]) -> list[Effect]:
-    """Returns the effects of a full grid of two or more factors; the levels of the baseline come first."""
-    factors = {key: levels for key, levels in study.factors.items() if len(levels) > 1}
-    if len(factors) < 2:
-        return []
-    baseline = study.arms[study.baseline]
-    ordered = {}
-    for key, levels in factors.items():
-        first = word(baseline.get(key))  # as words, since levels may be lists and mappings
-        ordered[key] = [first, *(level for level in map(word, levels) if level != first)]
-    results = {tuple(word(arm.overrides.get(key)) for key in ordered): arm.values for arm in arms}
-    return factor_effects(ordered, results, study.compare.alpha)
 
 
 def _read_test_sets(study: Study) -> TestSets:

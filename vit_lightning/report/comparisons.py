@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
-from vit_lightning.report.study import Compare, Run, Study
+from vit_lightning.report.study import SIZES, Compare, Run, Study, arm_name, level_name
 from vit_lightning.report.units import unit_of
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
@@ -29,7 +29,7 @@ Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "u
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """Comparison of an arm with another, paired by seed.
+    """Comparison of an arm with another, or of two levels together with the sum of what each does, paired by seed.
 
     Numbers are those of the analysis that decided it, else of the latest; before the first, of the pairs so far. They
     are arm minus other in the metric's own units, nan where there are too few pairs, or no interval.
@@ -37,10 +37,12 @@ class ArmComparison:
 
     arm: str
     other: str
+    terms: dict[str, int]
+    """Signs of the arms whose results make a difference: of arm and other; of an interaction, of four arms."""
     study: Study
     design: Design
     differences: dict[int, float]
-    """Arm minus other for each seed that has results of both."""
+    """Arm minus other for each seed that has results of all its arms."""
     complete: int
     """Pairs before the first seed with a run that has not ended; only these count. Seeds with a failed run are none."""
     course: Course
@@ -52,10 +54,15 @@ class ArmComparison:
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
 
+    @property
+    def is_interaction(self) -> bool:
+        """Whether it asks if the effects of two factors add up."""
+        return len(self.terms) == 4
+
     @functools.cached_property
     def failed(self) -> list[Run]:
-        """Runs of both arms that have failed, seed by seed."""
-        ours = [run for run in self.study.runs if run.arm in (self.arm, self.other) and run.seed in self.study.seeds]
+        """Runs of its arms that have failed, seed by seed."""
+        ours = [run for run in self.study.runs if run.arm in self.terms and run.seed in self.study.seeds]
         return sorted((run for run in ours if run.state == "failed"), key=lambda run: run.seed)
 
     def _whole(self, pairs: int) -> list[int]:
@@ -180,7 +187,9 @@ class ArmComparison:
     def mirrored(self) -> ArmComparison:
         """Returns the comparison of the other with the arm."""
         differences = {seed: -value for seed, value in self.differences.items()}
-        return replace(self, arm=self.other, other=self.arm, course=self.course.mirrored(), differences=differences)
+        terms = {arm: -sign for arm, sign in self.terms.items()}
+        course = self.course.mirrored()
+        return replace(self, arm=self.other, other=self.arm, terms=terms, course=course, differences=differences)
 
     @functools.cached_property
     def p(self) -> float:
@@ -188,21 +197,55 @@ class ArmComparison:
         return p_value(np.array(list(self.counted.values())), self.design)
 
 
-def design_of(rules: Compare, arms: int) -> Design:
-    """Returns the rules of each comparison in a study of so many arms."""
-    count = arms * (arms - 1) // 2 if rules.arms == "pairs" else arms - 1
+def design_of(rules: Compare, comparisons: int) -> Design:
+    """Returns the rules of each of so many comparisons, which share alpha."""
     rest = rules.max_seeds, rules.until, rules.extended
-    return Design(rules.smallest_effect, rules.alpha, max(1, count), *rest)
+    return Design(rules.smallest_effect, rules.alpha, max(1, comparisons), *rest)
+
+
+Terms = dict[tuple[str, str], dict[str, int]]
+"""Signs of the arms whose results make the difference of a comparison, by its arm and other."""
+
+
+def terms_of(study: Study) -> Terms:
+    """Returns the comparisons of a plan: with the baseline, or of all pairs of arms; interactions last."""
+    if study.compare.arms == "pairs":
+        pairs = [(arm, other) for other, arm in itertools.combinations(study.arms, 2)]
+    else:
+        pairs = [(arm, other) for arm in study.arms if (other := base_of(study, arm)) != arm]
+    return {(arm, other): {arm: 1, other: -1} for arm, other in pairs} | _interactions(study)
+
+
+def base_of(study: Study, arm: str) -> str:
+    """Returns the arm that an arm is compared with: the baseline, of several sizes that of the same size."""
+    if SIZES not in study.factors:
+        return study.baseline
+    arms, sizes = study.factors.values()
+    base = next(one for one, size in itertools.product(arms, sizes) if arm_name(one, size) == study.baseline)
+    return next(arm_name(base, size) for one, size in itertools.product(arms, sizes) if arm_name(one, size) == arm)
+
+
+def _interactions(study: Study) -> Terms:
+    """Returns the interactions of two factors: whether two levels gain more together than the sum of their gains.
+
+    Those of arms and sizes ask whether the difference of an arm changes with the size. There are none where all pairs
+    of arms are compared.
+    """
+    factors, found = [[level_name(key, one) for one in given] for key, given in study.factors.items()], Terms()
+    if len(factors) != 2 or study.compare.arms == "pairs":
+        return {}
+    base = next(levels for levels in itertools.product(*factors) if arm_name(*levels) == study.baseline)
+    for one, other in itertools.product(*factors):
+        if one != base[0] and other != base[1]:
+            alone = dict.fromkeys((arm_name(one, base[1]), arm_name(base[0], other)), -1)
+            found[f"{one} x {other}", study.baseline] = {arm_name(one, other): 1, study.baseline: 1, **alone}
+    return found
 
 
 def compare(study: Study) -> list[ArmComparison]:
-    """Compares the arms of a study as its plan says: with the baseline, or all pairs of them."""
-    arms, rules = list(study.arms), study.compare
-    others = [arm for arm in arms if arm != study.baseline]
-    pairs = [(arm, study.baseline) for arm in others]
-    if rules.arms == "pairs":
-        pairs = [(arm, other) for other, arm in itertools.combinations(arms, 2)]
-    return _compare_pairs(study, pairs, design_of(rules, len(arms)))
+    """Compares the arms of a study as its plan says, interactions last."""
+    terms = terms_of(study)
+    return _compare(study, terms, design_of(study.compare, len(terms)))
 
 
 def most_seeds(pairs: int) -> int:
@@ -216,15 +259,15 @@ def _complete_pairs(study: Study, differences: Mapping[int, float], failed: set[
     return sum(seed in differences for seed in ended)
 
 
-def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Design) -> list[ArmComparison]:
-    """Compares pairs of arms; those with as many differences are followed together, which takes far less time."""
+def _compare(study: Study, terms: Terms, design: Design) -> list[ArmComparison]:
+    """Makes comparisons; those with as many differences are followed together, which takes far less time."""
     done = {(run.arm, run.seed): run for run in study.done}
     sign = 1 if study.goal == "maximize" else -1
-    differences = [_differences(study, done, *pair) for pair in pairs]
+    differences = [_differences(study, done, own) for own in terms.values()]
     failed = {arm: {run.seed for run in study.runs if (run.arm, run.state) == (arm, "failed")} for arm in study.arms}
     complete = [
-        _complete_pairs(study, found, failed[arm] | failed[other])
-        for (arm, other), found in zip(pairs, differences, strict=True)
+        _complete_pairs(study, found, set.union(*(failed[arm] for arm in own)))
+        for own, found in zip(terms.values(), differences, strict=True)
     ]
     courses: dict[int, Course] = {}
     for count in {*complete}:
@@ -233,30 +276,31 @@ def _compare_pairs(study: Study, pairs: Sequence[tuple[str, str]], design: Desig
         course = follow(sign * table.astype(np.float64), design)
         courses |= {place: course.of(row) for row, place in enumerate(places)}
     made = []
-    for place, (arm, other) in enumerate(pairs):
+    for place, (names, own) in enumerate(terms.items()):
         course, found = courses[place], differences[place]
         last = int(course.stop)
         decided = last >= 0 and bool((course.decided | course.unlikely)[last])
-        sizes = {images_of(study, done[name, seed]) for name in (arm, other) for seed in found}
+        sizes = {images_of(study, done[name, seed]) for name in own for seed in found}
         rest = None if last < 0 else last, decided, sizes.pop() if len(sizes) == 1 else None
-        made.append(ArmComparison(arm, other, study, design, found, complete[place], course, *rest))
+        made.append(ArmComparison(*names, own, study, design, found, complete[place], course, *rest))
     return made
 
 
-def _differences(study: Study, done: Mapping[tuple[str, int], Run], arm: str, other: str) -> dict[int, float]:
-    """Returns the differences of two arms; of counts, without their rounding errors."""
+def _differences(study: Study, done: Mapping[tuple[str, int], Run], terms: Mapping[str, int]) -> dict[int, float]:
+    """Returns the differences of arms by seed; of counts, without their rounding errors."""
     facts, found = facts_of(study.compare.metric), {}
     counts = facts is not None and facts.counts_images
     for seed in study.seeds:
-        pair = [done[name, seed] for name in (arm, other) if (name, seed) in done]
-        if len(pair) < 2:
+        runs = [(sign, done[name, seed]) for name, sign in terms.items() if (name, seed) in done]
+        if len(runs) < len(terms):
             continue
-        value, subtracted = (float(run.results[study.compare.metric]) for run in pair)
-        count, same = (images_of(study, run) for run in pair)
-        if count is not None and count == same:
-            found[seed] = (round(value * count) - round(subtracted * count)) / count
+        values = [(sign, float(run.results[study.compare.metric])) for sign, run in runs]
+        sizes = {images_of(study, run) for _, run in runs}
+        if len(sizes) == 1 and (count := sizes.pop()) is not None:
+            found[seed] = sum(sign * round(value * count) for sign, value in values) / count
         else:
-            found[seed] = round(value - subtracted, 6) if counts else value - subtracted  # kept in single precision
+            total = sum(sign * value for sign, value in values)
+            found[seed] = round(total, 6) if counts else total  # kept in single precision
     return found
 
 
@@ -320,13 +364,13 @@ def make_schedule(study: Study) -> Schedule:
     Args:
         study: runs that are missing may be left out of it.
     """
-    analyses, comparisons = design_of(study.compare, 2).analyses, compare(study)
+    analyses, comparisons = design_of(study.compare, 1).analyses, compare(study)
     seeds = dict.fromkeys(study.arms, analyses[0])
     for one in comparisons:
         needed = one.seeds_for(one.n if one.decided else one.next or analyses[-1])
-        seeds |= {arm: max(seeds[arm], needed) for arm in (one.arm, one.other)}
+        seeds |= {arm: max(seeds[arm], needed) for arm in one.terms}
     left = [one for one in comparisons if one.is_open]
-    return Schedule(seeds, [arm for arm in study.arms if any(arm in (one.arm, one.other) for one in left)], comparisons)
+    return Schedule(seeds, [arm for arm in study.arms if any(arm in one.terms for one in left)], comparisons)
 
 
 def runs_left(study: Study, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> set[tuple[str, int]]:
@@ -335,7 +379,7 @@ def runs_left(study: Study, comparisons: Sequence[ArmComparison], *, until_last:
     needed = {
         (arm, seed)
         for one in comparisons
-        for arm in (one.arm, one.other)
+        for arm in one.terms
         for seed in study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
     }
     return needed - ended

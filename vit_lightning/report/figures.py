@@ -20,7 +20,7 @@ from vit_lightning.figures.style import COLOURS
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.study import Study
 from vit_lightning.report.units import unit_of
-from vit_lightning.report.wording import lines, reference
+from vit_lightning.report.wording import interaction_lines, lines, reference
 from vit_lightning.storage.metrics import read_metrics
 
 INK = "#010203"
@@ -156,7 +156,7 @@ def seeds_figure(analysis: Analysis) -> Figure:
 def differences_figure(analysis: Analysis) -> Figure:
     """Draws differences with their intervals, zero, and the range of differences too small to matter."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    rows = [line for line in lines(analysis) if line.arm != analysis.reference]
+    rows = [line for line in lines(analysis) if line.kind not in ("baseline", "leader")] + interaction_lines(analysis)
     few = len(rows) <= MANY
     figure, axis = _rows([f"{_shortened(row.arm)}: {row.label}" for row in rows], 0.46 if few else 0.26)
     edge = unit.scale * study.compare.smallest_effect

@@ -6,15 +6,15 @@ known; from then on the chance by which comparisons also end early (``Course.cha
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.comparisons import compare, design_of, runs_left
+from vit_lightning.report.comparisons import compare, design_of, runs_left, terms_of
 from vit_lightning.report.sequential import Values, at, follow
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.units import unit_of
@@ -27,7 +27,8 @@ FEWEST = 3
 
 def measured_sd(study: Study) -> float | None:
     """Returns the standard deviation of the difference of two runs, by all comparisons with pairs enough for it."""
-    seen = [values for one in compare(study) if len(values := list(one.differences.values())) >= FEWEST]
+    pairs = [list(one.differences.values()) for one in compare(study) if not one.is_interaction]
+    seen = [values for values in pairs if len(values) >= FEWEST]
     squares = sum(float(np.var(values)) * len(values) for values in seen)
     return math.sqrt(squares / sum(len(values) - 1 for values in seen)) if squares else None
 
@@ -55,26 +56,27 @@ class Forecast:
     """Fraction of the comparisons with a true difference in which it is found; in all of them, if there is none."""
 
 
-def expect(rules: Compare, arms: int, sd: float, truth: float) -> Forecast:
+def expect(rules: Compare, terms: Collection[Mapping[str, int]], sd: float, truth: float) -> Forecast:
     """Returns the means over simulated studies with normal results.
 
     Args:
         rules: rules of the comparisons.
-        arms: number of arms, the baseline included.
+        terms: signs of the arms of each comparison.
         sd: standard deviation of the paired differences.
         truth: true difference of each arm to the baseline; for pairs, of the last arm to all others.
     """
-    design, alone = design_of(rules, arms), rules.arms == "baseline"
-    studies = max(50, min(1000, 400_000 // ((arms if alone else arms**2) * design.max_pairs)))
-    results = np.random.default_rng(0).standard_normal((studies, arms, design.max_pairs)) * sd / math.sqrt(2)
-    results[:, 1 if alone else -1 :] += truth
-    pairs = [(arm, other) for other, arm in itertools.combinations(range(arms), 2) if not (alone and other)]
-    arm, other = np.array(pairs).T
-    course = follow(results[:, arm] - results[:, other], design)
+    design, arms = design_of(rules, len(terms)), list(dict.fromkeys(arm for own in terms for arm in reversed(own)))
+    signs = np.array([[own.get(arm, 0) for arm in arms] for own in terms])
+    pairs = (signs != 0).sum(1) == 2
+    gains = ~(signs[pairs] == -1).any(0)  # of baselines and, of pairs, all but the last none
+    studies = max(50, min(1000, 400_000 // ((len(terms) + 1) * design.max_pairs)))
+    results = np.random.default_rng(0).standard_normal((studies, len(arms), design.max_pairs)) * sd / math.sqrt(2)
+    results += truth * gains[:, None]
+    course = follow(np.einsum("ca,sap->scp", signs, results), design)
     decided, better = (at(flags, course.stop) for flags in (course.decided, course.claims["better"]))
     last = np.array(course.pairs)[course.stop]
-    runs = sum(last[:, (arm == one) | (other == one)].max(-1).mean() for one in range(arms))
-    return Forecast(float(runs), float(decided.mean()), float(better[:, alone | (arm == arms - 1)].mean()))
+    runs = sum(last[:, signs[:, one] != 0].max(-1).mean() for one in range(len(arms)))
+    return Forecast(float(runs), float(decided.mean()), float(better[:, pairs & (signs @ gains == 1)].mean()))
 
 
 def forecast_sentences(study: Study, images: int | None, seconds: float | None) -> list[str]:
@@ -98,8 +100,9 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
         source = f"disagreement on {_percent(rules.disagreement)} of {images} test images"
     if sd is None:
         return [f"what {rules.metric} can show is said after {FEWEST} pairs of runs; {most}"]
+    terms = terms_of(study).values()
     effect, who = unit.plain(rules.smallest_effect), "each arm is" if rules.arms == "baseline" else "one arm is"
-    alike, differ = (expect(rules, len(study.arms), sd, truth) for truth in (0.0, rules.smallest_effect))
+    alike, differ = (expect(rules, terms, sd, truth) for truth in (0.0, rules.smallest_effect))
     few = "" if differ.better >= POWER else ": raise compare.max_seeds, compare.smallest_effect or the test images"
     return [
         f"two runs differ by {unit.rounded(sd)} (standard deviation: {source})",
@@ -140,7 +143,7 @@ def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
     luck = noise / math.sqrt(len(tuning.seeds)) * draw.standard_normal((1000, 2, len(means)))
     one, other = (sign * (means + luck)).argmax(-1).T
     gaps = (effects[one] - effects[other])[:, None] + sd * draw.standard_normal((len(one), rules.max_seeds))
-    course = follow(gaps, design_of(rules, len(study.arms)))
+    course = follow(gaps, design_of(rules, len(terms_of(study))))
     called = at(course.claims["better"] | course.claims["worse"], course.stop)
     return float((one != other).mean()), float((called & (one != other)).mean())
 

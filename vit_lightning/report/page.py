@@ -45,7 +45,6 @@ def make_page(report: Report) -> str:
     curves = "".join(figure for name, figure in drawn.items() if name.startswith("curves"))
     statistics = f'<p class="note">{escape(rule(report.analysis))}</p>{made.get("differences", "")}'
     sections = {
-        "Effects of the factors": made.get("effects"),
         "Notes": _items(report.warnings),
         "How it was done": _facts(report),
         "Every run": drawn["seeds"] + made["arms"],

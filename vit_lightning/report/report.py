@@ -12,7 +12,7 @@ from vit_lightning.report.checks import Check, read_facts, run_checks
 from vit_lightning.report.figures import draw_figures, read_curves
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import caveats, headline, lines, notes, recommendation, sentence
+from vit_lightning.report.wording import caveats, headline, interaction_lines, lines, notes, recommendation, sentence
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ def make_report(study: Study) -> Report:
     checks, facts = run_checks(analysis), read_facts(analysis)
     made = {
         "verdicts": tables.verdict_table(analysis),
-        "effects": tables.effect_table(analysis),
         "arms": tables.arm_table(analysis),
         "tuning": tables.tuning_table(analysis),
         "costs": tables.cost_table(analysis),
@@ -74,7 +73,7 @@ def make_report(study: Study) -> Report:
         headline=headline(analysis),
         recommendation=recommendation(analysis),
         caveats=caveats(analysis, facts),
-        sentences=[sentence(analysis, line) for line in lines(analysis)],
+        sentences=[sentence(analysis, line) for line in (*lines(analysis), *interaction_lines(analysis))],
         notes=notes(analysis),
         facts=facts,
         checks=checks,

@@ -85,6 +85,8 @@ class Run:
         return (self.cause or "").startswith(f"{EDITED}:")
 
 
+SIZES = "sizes"
+"""Factor of a plan with sizes, beside that of its arms: each arm of each size is an arm of the study."""
 TUNING = "tuning"
 """W&B job type of the runs that tune; that of the others is their arm."""
 
@@ -92,6 +94,16 @@ TUNING = "tuning"
 def written(values: Mapping[str, Any]) -> str:
     """Writes options with their values."""
     return ", ".join(f"{key}={word(value)}" for key, value in values.items())
+
+
+def level_name(key: str, value: Any) -> str:
+    """Names the value of an option: text as it is, others with their option, such as depth=3."""
+    return value if isinstance(value, str) else f"{key.rpartition('.')[2]}={word(value)}"
+
+
+def arm_name(*levels: str) -> str:
+    """Names the arm that has a level of each factor, such as "cls, depth=3"."""
+    return ", ".join(levels)
 
 
 def combinations(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -168,7 +180,7 @@ class Study:
     """Runs that are done, failed or needed for the next analysis, arm by arm, then seed by seed."""
     tuning: Tuning | None = None
     factors: dict[str, list[Any]] = field(default_factory=dict)
-    """Values of each key of a full grid; empty where arms are named one by one."""
+    """Values of each key of a full grid, or names of arms and sizes; empty where arms are named one by one."""
     plan_changed: list[str] = field(default_factory=list)
     """Changes since the ablation began, one line each: of code and question, second results of a run, claims that the
     results would not give any more, earlier studies of the same arms and seeds."""

@@ -16,7 +16,7 @@ from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.checks import Check
 from vit_lightning.report.study import Study
 from vit_lightning.report.units import NONE, unit_of
-from vit_lightning.report.wording import Line, level_of, lines, named, reference, show_p
+from vit_lightning.report.wording import SUM, Line, interaction_lines, level_of, lines, named, reference, show_p
 from vit_lightning.storage.folder import to_csv
 
 COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
@@ -74,7 +74,7 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
     rules, tuning = analysis.study.compare, analysis.study.tuning
-    found, columns = lines(analysis), _line_columns(analysis)
+    found, columns = [*lines(analysis), *interaction_lines(analysis)], _line_columns(analysis)
     about = " about these values" if tuning is not None and not tuning.replicates else ""
     shown = {
         "arm": "",
@@ -102,8 +102,8 @@ def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
     arms = {arm.name: arm for arm in analysis.arms}
 
     def failed(line: Line) -> str:
-        count = f"{len(arms[line.arm].failed)} of {len(arms[line.arm].runs)}"
-        return count if any(arm.failed for arm in analysis.arms) else NONE
+        arm = arms.get(line.arm)  # an interaction is none
+        return f"{len(arm.failed)} of {len(arm.runs)}" if arm and any(one.failed for one in analysis.arms) else NONE
 
     return {
         "arm": ("arm", lambda line: named(analysis, line.arm, str)),
@@ -183,10 +183,10 @@ def difference_table(analysis: Analysis) -> Table:
     level = analysis.comparisons[0].design.level if analysis.comparisons else math.nan
     return tabulate(
         f"Comparisons by {unit.difference_label(study.compare.metric)}",
-        analysis.ordered,
+        [*analysis.ordered, *analysis.interactions],
         [
             ("arm", lambda one: one.arm),
-            ("against", lambda one: one.other),
+            ("against", lambda one: SUM if one.is_interaction else one.other),
             ("verdict", lambda one: one.verdict),
             ("difference", lambda one: unit.signed(one.mean)),
             ("sd", lambda one: unit.value(one.sd)),
@@ -230,30 +230,6 @@ def cost_table(analysis: Analysis) -> Table:
         [("arm", lambda arm: arm.name), *columns],
         "Medians over the runs. FLOPs: forward pass, a multiply-add counts as two. Times and images/s also depend on "
         "how many runs shared the machine.",
-    )
-
-
-def effect_table(analysis: Analysis) -> Table:
-    """Main effects of a grid, the largest first, and interactions of two factors."""
-    effects, unit = analysis.effects, unit_of(analysis.study.compare.metric)
-    note = (
-        "A level against the baseline's, averaged over the other factors; of two factors together, the change of that "
-        "difference with a level of the other. Not claimed, only described: differences within each seed, with the "
-        "range of a t-interval over seeds, corrected for the number of effects (Bonferroni), not for the stopping time."
-    )
-    n, seeds = min((effect.n for effect in effects), default=0), len({run.seed for run in analysis.study.runs})
-    if n < seeds:
-        note += f" {n} of {seeds} seeds have a result for every combination; only these count here."
-    return tabulate(
-        f"Effects of the factors on {unit.difference_label(analysis.study.compare.metric)}",
-        sorted(effects, key=lambda effect: (effect.name.startswith("("), -abs(effect.effect) if effect.n else 0.0)),
-        [
-            ("effect", lambda effect: effect.name),
-            ("difference", lambda effect: unit.signed(effect.effect)),
-            ("range", lambda effect: unit.interval(effect.low, effect.high)),
-            ("seeds", lambda effect: str(effect.n)),
-        ],
-        note,
     )
 
 

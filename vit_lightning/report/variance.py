@@ -1,4 +1,4 @@
-"""Spread of results and what it does to a difference: variance components, effects of factors.
+"""Spread of results and what it does to a difference: variance components.
 
 All of it describes; claims are made in ``sequential`` alone.
 """
@@ -6,9 +6,8 @@ All of it describes; claims are made in ``sequential`` alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -91,60 +90,6 @@ def components(table: NDArray[Any]) -> Components:
     rest = float(np.sum(left**2)) / ((seeds - 1) * (images - 1))
     by_images = max(0.0, (between_images - rest) / seeds)
     return Components(seeds, images, by_images, rest, math.sqrt(between_seeds / images))
-
-
-@dataclass(frozen=True)
-class Effect:
-    """Effect of a factor, or of two together, on the result: a description, of which nothing is claimed."""
-
-    name: str
-    n: int
-    effect: float
-    low: float
-    high: float
-    """t-interval; the level is alpha over the number of effects. nan where the effects of all seeds are alike."""
-
-
-def factor_effects(
-    factors: Mapping[str, Sequence[Any]], results: Mapping[tuple[Any, ...], Mapping[int, float]], alpha: float
-) -> list[Effect]:
-    """Estimates main effects and two-way interactions of a full grid by contrasts within the seed.
-
-    A main effect is a level against the first of its factor, averaged over the others. An interaction is the change of
-    that difference with a level of another factor. Bonferroni's correction is over all of them; the choice of the time
-    to stop is not corrected for.
-
-    Args:
-        factors: levels by factor, the first of each being that of the baseline.
-        results: result by seed for each combination of levels, in the order of ``factors``.
-        alpha: 1 minus the coverage of all intervals together.
-    """
-    cells = list(product(*factors.values()))
-    seeds = sorted(set.intersection(*(set(results.get(cell, {})) for cell in cells)))
-    table = np.array([[results[cell][seed] for cell in cells] for seed in seeds], dtype=np.float64)
-    contrasts = _contrasts(factors, table.reshape(len(seeds), *map(len, factors.values())))
-    n, found = len(seeds), []
-    for name, values in contrasts.items():
-        mean, error = float(values.mean()) if n else math.nan, spread(values) / math.sqrt(max(n, 1))
-        half = float(special.stdtrit(n - 1, 1 - alpha / len(contrasts) / 2)) * (error or math.nan)
-        found.append(Effect(name, n, mean, mean - half, mean + half))
-    return found
-
-
-def _contrasts(factors: Mapping[str, Sequence[Any]], table: Values) -> dict[str, Values]:
-    """Returns the contrasts of each seed by name, main effects before interactions; the table is (seed, *levels)."""
-    names, axes, found = list(factors), range(len(factors)), {}
-    for chosen in [*combinations(axes, 1), *combinations(axes, 2)]:
-        means = table.mean(axis=tuple(axis + 1 for axis in axes if axis not in chosen))
-        of = [factors[names[axis]] for axis in chosen]
-        for levels in product(*(range(1, len(known)) for known in of)):
-            parts = [f"{names[axis]}: {known[level]}" for axis, known, level in zip(chosen, of, levels, strict=True)]
-            name = " x ".join(f"({part})" for part in parts) if parts[1:] else f"{parts[0]} instead of {of[0][0]}"
-            values = means
-            for level in levels:
-                values = values[:, level] - values[:, 0]
-            found[name] = values
-    return found
 
 
 def crossed_interval(comparison: ArmComparison, parts: Components) -> tuple[float, float]:

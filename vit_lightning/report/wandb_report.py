@@ -18,7 +18,7 @@ REPORT = "report"
 """Job type of the report's run; the job types of the other runs are their arms."""
 
 
-SENT = ("verdicts", "effects", "arms", "tuning", "costs", "differences")
+SENT = ("verdicts", "arms", "tuning", "costs", "differences")
 """Tables that go to W&B."""
 
 

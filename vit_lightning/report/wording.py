@@ -12,9 +12,9 @@ from typing import Any
 from vit_lightning.config.files import word
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.comparisons import ArmComparison, runs_left
+from vit_lightning.report.comparisons import ArmComparison, base_of, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
-from vit_lightning.report.study import MOST_SEEDS, Run, Study, written
+from vit_lightning.report.study import MOST_SEEDS, SIZES, Run, Study, arm_name, written
 from vit_lightning.report.units import NONE, unit_of
 from vit_lightning.report.variance import unlike_spreads
 
@@ -53,6 +53,8 @@ KINDS = {
 }
 """Verdicts, the strongest first."""
 HERE = "on these images only"
+SUM = "the sum of what each does alone"
+"""What two levels together are compared with."""
 BETTER, WORSE = ("clearly better", "better"), ("clearly worse", "worse", "slightly worse")
 
 
@@ -92,6 +94,9 @@ def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = quoted) ->
 
 def reference(analysis: Analysis) -> str:
     """Names the arm or arms that the differences on the first screen are to."""
+    if SIZES in analysis.study.factors:
+        base = analysis.study.baseline.removesuffix(arm_name("", analysis.study.factors[SIZES][0]))
+        return f"{quoted(base)} of its size"
     return quoted(analysis.reference)
 
 
@@ -129,10 +134,14 @@ def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     so_far = "So far: " if analysis.study.missing else ""
     if "leader" in groups:  # of the arm with the best mean, against all others
         return f"{so_far}{names(groups['leader'])} is {lines(analysis)[0].verdict}"
-    parts, others = [], names([baseline])
-    for kind in (kind for kind in KINDS if kind in groups):
-        verb = [] if kind == "failed" else ["is" if len(groups[kind]) == 1 else "are"]
-        parts.append(" ".join([names(groups[kind]), *verb, phrase(analysis, kind, others)]))
+    base = reference(analysis) if SIZES in analysis.study.factors else names([baseline])
+    parts, together = list[str](), dict[str, list[str]]()
+    for line in interaction_lines(analysis):
+        together.setdefault(line.kind, []).append(line.arm)
+    for found, others in ((groups, base), (together, SUM)):
+        for kind in (kind for kind in KINDS if kind in found):
+            verb = [] if kind == "failed" else ["is" if len(found[kind]) == 1 else "are"]
+            parts.append(" ".join([names(found[kind]), *verb, phrase(analysis, kind, others)]))
     return so_far + "; ".join(parts) + _finished(analysis.comparisons)
 
 
@@ -211,7 +220,8 @@ def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
         groups.setdefault(kind_of(comparison), []).append(comparison.other)
     found = [(kind, few(groups[kind], functools.partial(named, analysis))) for kind in KINDS if kind in groups]
     verdict = "; ".join(phrase(analysis, *against) for against in found) + _finished(own)
-    one = next((one for one in own if one.other == analysis.reference), None)
+    base = analysis.reference if pairs else base_of(analysis.study, arm.name)
+    one = next((one for one in own if one.other == base), None)
     if one is None:
         following = (_to_next(analysis, own) or "take it") if pairs else ""
         verdict, kind = (verdict, "leader") if pairs else ("baseline", "baseline")
@@ -227,21 +237,33 @@ def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
 
 
+def interaction_lines(analysis: Analysis) -> list[Line]:
+    """Returns a line for each interaction: two levels together against the sum of what each does alone."""
+    found = []
+    for one in analysis.interactions:
+        kind = kind_of(one)
+        verdict = phrase(analysis, kind, SUM) + " so far" * (kind == "undecided" and one.is_open) + _finished([one])
+        numbers = one.mean, one.low, one.high, analysis.for_new_images(one), _holds(analysis, [one])
+        rest = _to_next(analysis, [one]), *numbers, tuple(one.counted.values())
+        found.append(Line(one.arm, verdict, verdict, kind, math.nan, one.n, *rest))
+    return found
+
+
 def differs_in(analysis: Analysis, arm: str) -> str:
     """Names every option in which an arm differs from the baseline; of that what the plan gives it."""
-    study, given = analysis.study, dict[str, dict[str, Any]]()
-    for name in (arm, study.baseline):
+    study, given, baseline = analysis.study, dict[str, dict[str, Any]](), base_of(analysis.study, arm)
+    for name in (arm, baseline):
         given[name] = study.arms[name] | ({} if study.tuning is None else study.tuning.chosen.get(name, {}))
-    if arm == study.baseline:
+    if arm == baseline:
         return written(given[arm])
-    own, base = given[arm], given[study.baseline]
+    own, base = given[arm], given[baseline]
     found = [written({key: value}) for key, value in own.items() if key not in base or base[key] != value]
     found += [f"{key} as in the config" for key in base if key not in own]
     unplanned = [one for one in analysis.differences if not one.planned]
     found += [
         f"{one.key}={' or '.join(map(word, one.values[arm]))} (not in the plan)"
         for one in unplanned
-        if arm in one.values and one.values[arm] != one.values.get(study.baseline)
+        if arm in one.values and one.values[arm] != one.values.get(baseline)
     ]
     return ", ".join(found)
 
@@ -276,7 +298,7 @@ def sentence(analysis: Analysis, line: Line) -> str:
         f"{level_of(analysis)} range {unit.interval(line.low, line.high)}": line.low,
     }
     known = [text for text, number in numbers.items() if not math.isnan(number)]
-    known.append(counted(line.n, "run" if math.isnan(line.difference) else "pair"))
+    known.append(counted(line.n, "run" if math.isnan(line.difference) else "seed" if math.isnan(line.mean) else "pair"))
     luck = f"by tuning alone in {line.luck}" if line.luck.endswith("%") else ""
     verdict = ", ".join(filter(None, [line.verdict, line.holds, luck]))
     about = f" [{line.changes}]" if line.changes else ""
@@ -370,6 +392,8 @@ def _choice(analysis: Analysis) -> str:
     if not any(arm.n for arm in analysis.arms):
         return "No arm could be compared."
     groups = _by_kind(analysis)
+    if SIZES in study.factors:
+        return _over_sizes(analysis)
     if study.compare.arms == "pairs":
         equals = [line.arm for line in found if line.kind not in ("leader", "worse", "clearly worse")]
         return f"Take {best}" + (f"; {few(equals)} not shown to be worse by as much as matters." if equals else ".")
@@ -395,6 +419,24 @@ def _choice(analysis: Analysis) -> str:
         parts.append(f"{few(also)} may be taken as well{' (open for new images)' * here}")
     parts += [f"not {quoted(arm)}: {failed}" for arm in alike if (failed := _failed(analysis, arm))]
     return "; ".join(parts) + "."
+
+
+def _over_sizes(analysis: Analysis) -> str:
+    """Says of each arm what is claimed of it at each size, and whether that changes."""
+    arms, sizes = analysis.study.factors.values()
+    kinds, found = {line.arm: line.kind for line in lines(analysis)}, []
+    for arm in (arm for arm in arms if kinds[arm_name(arm, sizes[0])] != "baseline"):
+        of_sizes = {size: kinds[arm_name(arm, size)] for size in sizes}
+        outcomes = {KINDS[kind].outcome for kind in of_sizes.values()}
+        changes = [one for one in analysis.interactions if arm_name(arm, sizes[0]) in one.terms]
+        claimed = [one for one in changes if {"better", "worse"} & {*one.claims}]
+        same = all(one.verdict == "equivalent" for one in changes)
+        answer = f"the difference changes with the size ({few([one.arm for one in claimed])})" if claimed else ""
+        answer = "the answer flips" if {"better", "worse"} <= outcomes else answer
+        answer = answer or (f"sizes change it by less than {_effect(analysis)}" if same else "no change is shown")
+        said = "; ".join(f"with {quoted(size)} {phrase(analysis, kind)}" for size, kind in of_sizes.items())
+        found.append(f"{quoted(arm)} is {said}: {answer}.")
+    return " ".join(found)
 
 
 def notes(analysis: Analysis) -> list[str]:
@@ -471,7 +513,7 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
     effect, unit = analysis.study.compare.smallest_effect, unit_of(analysis.study.compare.metric)
     shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
     differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
-    return [about, *changed, *unlike_spreads(analysis.comparisons), *[TOO_LARGE.format(*shares)] * differ]
+    return [about, *changed, *unlike_spreads(analysis.ordered), *[TOO_LARGE.format(*shares)] * differ]
 
 
 TOO_LARGE = (
@@ -489,7 +531,7 @@ def rule(analysis: Analysis) -> str:
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms and analyses. Means of arms are over all their runs, differences over the pairs of the "
-        f"analysis that decided. Beyond the planned max_seeds {show_fraction(KEPT)} of each level are left, so it "
+        f"all arms, interactions and analyses. Means of arms are over all their runs, differences over the pairs of "
+        f"the analysis that decided. Beyond the planned max_seeds {show_fraction(KEPT)} of each level are left, so it "
         "takes more seeds than a study planned for as many."
     )
