@@ -5,91 +5,48 @@ from __future__ import annotations
 import torch
 
 from vit_lightning.weights import FAMILIES
-from vit_lightning.weights.describe import canonical_state, describe
-from vit_lightning.weights.options import OPTIONS, build
+from vit_lightning.weights.options import OPTIONS, build, canonical_state, describe
 from vit_lightning.weights.tables import find_names, to_theirs
 
+
+def sized(words, **more):
+    """Arguments of a small model: size of images and patches, classes, width, depth and heads by these words."""
+    return {**dict(zip(words.split(), (8, 4, 5, 16, 2, 2), strict=True)), **more}
+
+
+SQUARES = {"image_size": [8, 8]}
+LUCID = "image_size patch_size num_classes dim depth heads"
+HUGGING_FACE = "image_size patch_size num_labels hidden_size num_hidden_layers num_attention_heads"
 CONFIGS = {
-    "timm": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
-    "timm_legacy": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
-    "torchvision": {
-        "image_size": 8,
-        "patch_size": 4,
-        "num_layers": 2,
-        "num_heads": 2,
-        "hidden_dim": 16,
-        "mlp_dim": 24,
-        "num_classes": 5,
-    },
-    "hf": {
-        "image_size": 8,
-        "patch_size": 4,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "num_labels": 5,
-    },
-    "vit_pytorch": {
-        "image_size": 8,
-        "patch_size": 4,
-        "num_classes": 5,
-        "dim": 16,
-        "depth": 2,
-        "heads": 2,
-        "mlp_dim": 24,
-    },
-    "simple_vit": {
-        "image_size": 8,
-        "patch_size": 4,
-        "num_classes": 5,
-        "dim": 16,
-        "depth": 2,
-        "heads": 2,
-        "mlp_dim": 24,
-    },
-    "crate": {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": 16, "depth": 2, "heads": 2},
-    "big_vision": {
-        "image_size": [8, 8],
-        "patch_size": [4, 4],
-        "num_classes": 5,
-        "width": 16,
-        "depth": 2,
-        "num_heads": 2,
-    },
+    "timm": sized("img_size patch_size num_classes embed_dim depth num_heads"),
+    "timm_legacy": sized("img_size patch_size num_classes embed_dim depth num_heads"),
+    "torchvision": sized("image_size patch_size num_classes hidden_dim num_layers num_heads", mlp_dim=24),
+    "hf": sized(HUGGING_FACE, intermediate_size=24),
+    "deit": sized(HUGGING_FACE, intermediate_size=24),
+    "dinov2": sized(HUGGING_FACE),
+    "vit_pytorch": sized(LUCID, mlp_dim=24),
+    "simple_vit": sized(LUCID, mlp_dim=24),
+    "crate": sized(LUCID),
+    "big_vision": {**sized("image_size patch_size num_classes width depth num_heads", patch_size=[4, 4]), **SQUARES},
     "google": {
-        "image_size": [8, 8],
-        "patches": [4, 4],
-        "num_classes": 5,
-        "hidden_size": 16,
-        "num_layers": 2,
-        "mlp_dim": 24,
-        "num_heads": 2,
+        **sized("image_size patches num_classes hidden_size num_layers num_heads", patches=[4, 4], mlp_dim=24),
+        **SQUARES,
     },
-    "torch_encoder": {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
-    "dinov2": {
-        "image_size": 8,
-        "patch_size": 4,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_labels": 5,
-    },
-    "einops_tutorial": {"img_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5},
+    "torch_encoder": sized("img_size patch_size num_classes embed_dim depth num_heads"),
+    "einops_tutorial": sized("img_size patch_size num_classes emb_size depth num_heads"),
 }
-CONFIGS["deit"] = CONFIGS["hf"]
 
 MORE = [
     ("timm_legacy", {"distilled": True, "representation_size": 7}),
-    ("timm_legacy", {"qk_scale": 0.3, "qkv_bias": False, "drop_path_ratio": 0.2, "drop_ratio": 0.1}),
+    ("timm_legacy", {"qk_scale": 0.3, "qkv_bias": False}),
     ("vit_pytorch", {"pool": "mean"}),
     ("crate", {"pool": "mean", "ista": 0.2, "dim_head": 8, "mlp_dim": 99}),
     ("big_vision", {"pool_type": "tok", "rep_size": True}),
     ("big_vision", {"pool_type": "map", "posemb": "sincos2d", "mlp_dim": 20, "rep_size": 12}),
     ("big_vision", {"pool_type": "tok", "posemb": "sincos2d", "num_classes": None}),
-    ("google", {"classifier": "gap", "dropout_rate": 0.0}),
+    ("google", {"classifier": "gap"}),
     ("google", {"representation_size": 7}),
-    ("einops_tutorial", {"attention_variant": "separate_literal", "drop_p": 0.1, "forward_drop_p": 0.2}),
+    ("einops_tutorial", {"attention_variant": "separate_literal"}),
     ("einops_tutorial", {"attention_variant": "fused_correct", "forward_expansion": 3}),
     ("hf", {"id2label": {"0": "cat"}, "architectures": ["ViTForImageClassification"]}),
 ]
@@ -131,8 +88,6 @@ TIMM_CONFIGS = {
     "geglu": {"mlp_layer": "SwiGLUPacked"},
     "odd mlp": {"mlp_ratio": 2.7},
     "features": {"num_classes": 0},
-    "dropouts": {"drop_rate": 0.1, "pos_drop_rate": 0.2, "proj_drop_rate": 0.3, "attn_drop_rate": 0.4},
-    "drop path": {"drop_path_rate": 0.5, "depth": 3},
 }
 """Arguments of timm's VisionTransformer beside those of ``TIMM``."""
 

@@ -35,7 +35,6 @@ from vit_lightning.models.attention import DividedAfterSoftmaxAttention as Divid
 from vit_lightning.models.attention import MultiHeadAttention as MultiHeadAttention
 from vit_lightning.models.attention import RotaryAttention as RotaryAttention
 from vit_lightning.models.attention import SeparateAttention as SeparateAttention
-from vit_lightning.models.attention import TorchAttention as TorchAttention
 from vit_lightning.models.blocks import ParallelBlock as ParallelBlock
 from vit_lightning.models.blocks import PostNormBlock as PostNormBlock
 from vit_lightning.models.blocks import ResPostNormBlock as ResPostNormBlock
@@ -81,7 +80,7 @@ from vit_lightning.training.probes import KNNProbe as KNNProbe
 from vit_lightning.training.probes import LinearProbe as LinearProbe
 from vit_lightning.weights.convert import from_reference as from_reference
 from vit_lightning.weights.convert import to_reference as to_reference
-from vit_lightning.weights.describe import model_config as model_config
+from vit_lightning.weights.options import model_config as model_config
 
 __version__: str
 __all__: list[str]

@@ -21,8 +21,8 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.patches import PatchEmbedding
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.init_from import open_initial_weights
+from vit_lightning.weights.options import model_config
 
 
 def first_weights(place, network, interpolation, **facts):

@@ -59,7 +59,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "CrateBlock": ("--model.block=CrateBlock", "--model.attention=MSSA", "--model.feed_forward=ISTA"),
     **classes("model.attention", "MultiHeadAttention", "DividedAfterSoftmaxAttention", "RotaryAttention"),
-    **classes("model.attention", "SeparateAttention", "TorchAttention"),
+    **classes("model.attention", "SeparateAttention"),
     **classes("model.feed_forward", "FeedForwardBlock", "SwiGLU", "PackedSwiGLU"),
     **classes("model.norm", "LayerNorm", "RMSNorm", "BatchNorm"),
     **classes("model.pool", "AttentionPool", "ClassTokenAndMeanPool", "MaxPool", "MeanAllPool", "MeanMaxPool", *POOLS),

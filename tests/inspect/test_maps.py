@@ -22,7 +22,6 @@ from vit_lightning import (
     RMSNorm,
     RotaryAttention,
     SeparateAttention,
-    TorchAttention,
     UserError,
     ViT,
     accelerate,
@@ -117,14 +116,6 @@ def test_those_of_torch():
     with torch.no_grad(), watch(peer, found.append):  # torchvision's own network
         peer(images)
     close(torch.stack([each.weights() for each in found], dim=1), torch.stack(theirs, dim=1))
-
-
-@pytest.mark.parametrize("family", sorted(CONFIGS))
-def test_those_of_every_family_are_explicit_products(family):
-    network = fresh(family)[0].double()
-    images = IMAGES[:, :, :8, :8]
-    layers, given = inputs_of(network, images, MultiHeadAttention)
-    close(attention(network, images), torch.stack([explicit(*pair) for pair in zip(layers, given, strict=True)], dim=1))
 
 
 OTHERS = {
@@ -261,19 +252,6 @@ def maps_and_gradients(network, classes):
             module.attend = Plain(module.attend.scale)
     plain(IMAGES)[torch.arange(2), classes].sum().backward()
     return [each.detach().numpy() for each in maps], [each.grad.numpy() for each in maps]
-
-
-def test_those_of_torch_s_module_as_our_attention():
-    network, same = vit(attention=TorchAttention), vit()
-    for block, of_same in zip(network.encoder, same.encoder, strict=True):
-        attention_part, ours = block.attention.fn.attention, of_same.attention.fn.attention
-        pairs = {"in_proj_weight": ours.qkv.weight, "in_proj_bias": ours.qkv.bias}
-        pairs |= {"out_proj.weight": ours.projection.weight, "out_proj.bias": ours.projection.bias}
-        attention_part.load_state_dict(pairs)
-    rest = {name: value for name, value in same.state_dict().items() if ".attention.fn.attention." not in name}
-    network.load_state_dict(rest, strict=False)
-    close(attention(network, IMAGES), attention(same, IMAGES))
-    close(relevance(network, IMAGES), relevance(same, IMAGES))
 
 
 def test_the_distance_is_the_mean_over_patches():

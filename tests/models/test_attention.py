@@ -43,14 +43,6 @@ def test_the_tutorial_s_fault_is_kept_as_written():
     torch.testing.assert_close(attention(tokens), expected, rtol=0, atol=1e-12)
 
 
-def test_the_tutorial_s_fault_drops_weights_in_training_only():
-    attention = randomise(DividedAfterSoftmaxAttention(12, 3, dropout=0.5)).double()
-    tokens = randn(2, 7, 12)
-    assert not torch.equal(attention(tokens), attention(tokens))
-    attention.eval()
-    assert torch.equal(attention(tokens), attention(tokens))
-
-
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 def test_qk_norm_acts_on_each_head_and_not_on_values(norm):
     attention = randomise(MultiHeadAttention(12, 3, qk_norm=norm)).double()
@@ -161,8 +153,3 @@ def test_sines_and_cosines_are_made_once_for_a_grid_with_the_bits_of_their_angle
     assert torch.equal(turned[..., ::2], first * cosine - second * sine)
     assert torch.equal(turned[..., 1::2], second * cosine + first * sine)
     assert not {"sin", "cos"} & operators(lambda: positions(heads)).keys()
-
-
-def test_heads_that_cannot_be_turned_are_refused():
-    with pytest.raises(UserError, match="num_heads=3: heads of 6 channels"):
-        RotaryAttention(18, 3)

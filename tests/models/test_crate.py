@@ -6,8 +6,10 @@ import torch
 from lightning.pytorch import Trainer
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
+from vit_lightning.inspect.tokens import crate_measures
 from vit_lightning.models.crate import ISTA, MSSA, SIZES, CrateBlock, coding_rate
 from vit_lightning.models.layers import LayerNorm, ResidualAdd
+from vit_lightning.models.patches import LinearProjection
 from vit_lightning.training.probes import CrateMeasures
 from vit_lightning.weights.convert import from_reference, to_reference
 
@@ -119,16 +121,9 @@ def test_crate_equals_plain_numpy_written_from_the_paper(options):
 
 
 def crate_vit(size, **options):
-    emb_size, depth, num_heads = SIZES[size]
-    from functools import partial
-
-    from vit_lightning.models.patches import LinearProjection
-
     norm = partial(LayerNorm, eps=1e-5)
     return ViT(
-        emb_size=emb_size,
-        depth=depth,
-        num_heads=num_heads,
+        **dict(zip(("emb_size", "depth", "num_heads"), SIZES[size], strict=True)),
         patch_projection=partial(LinearProjection, patch_norm=norm, norm=norm),
         norm=norm,
         block=CrateBlock,
@@ -193,21 +188,9 @@ def test_coding_rate_is_the_sum_of_logarithms_over_subspaces():
 def test_the_callback_logs_what_each_layer_optimises(in_folder):
     torch.manual_seed(0)
     data = Digits(batch_size=64)
-    vit = ViT(
-        image_size=8,
-        patch_size=4,
-        in_channels=1,
-        num_classes=10,
-        emb_size=16,
-        depth=2,
-        num_heads=2,
-        block=CrateBlock,
-        attention=MSSA,
-        feed_forward=ISTA,
-    )
-    trainer = Trainer(
-        max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[CrateMeasures(0.5)]
-    )
+    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 2}
+    vit = ViT(**sizes, num_heads=2, block=CrateBlock, attention=MSSA, feed_forward=ISTA)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[CrateMeasures(0.5)])
     model = ViTClassifier(vit)
     trainer.validate(model, data, verbose=False)
     logged = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("crate/")}
@@ -215,12 +198,6 @@ def test_the_callback_logs_what_each_layer_optimises(in_folder):
 
     batch = next(iter(data.val_dataloader()))
     batch = model.on_after_batch_transfer(data.on_after_batch_transfer(batch, 0), 0)
-    with torch.no_grad():
-        tokens = vit.patch_embedding(batch[0])
-        for n, block in enumerate(vit.encoder):
-            half = block.attention(tokens)
-            matrix = block.attention.fn.attention.subspaces.weight.view(2, 8, 16)
-            assert logged[f"crate/coding_rate/{n}"] == pytest.approx(coding_rate(half, matrix).mean().item(), rel=1e-5)
-            tokens = block.feed_forward(half)
-            assert logged[f"crate/sparsity/{n}"] == pytest.approx((tokens > 0).float().mean().item(), rel=1e-5)
+    for kind, values in zip(("coding_rate", "sparsity"), crate_measures(vit, batch[0]), strict=True):
+        assert [logged[f"crate/{kind}/{n}"] for n in range(2)] == pytest.approx(values.tolist(), rel=1e-5)
     assert all(not module._forward_hooks for module in vit.modules())

@@ -1,6 +1,5 @@
 import pytest
 import torch
-import torch.nn.functional as F
 from tensors import randn, randomise
 from torch import nn
 
@@ -10,12 +9,10 @@ from vit_lightning.models.heads import (
     AttentionPool,
     ClassificationHead,
     ClassTokenAndMeanPool,
-    ClassTokenPool,
     DistilledHead,
     MaxPool,
     MeanAllPool,
     MeanMaxPool,
-    MeanPool,
 )
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
@@ -123,31 +120,3 @@ def test_a_classifier_learns_from_both_heads():
 def test_what_does_not_go_with_a_distillation_token_is_refused(options, message):
     with pytest.raises(UserError, match=message):
         ViT(**SMALL, distillation_token=True, **options)
-
-
-def test_class_token_pool_takes_token_zero():
-    tokens = randn(2, 5, 4)
-    assert torch.equal(ClassTokenPool(4, 1, 1)(tokens), tokens[:, 0])
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 2])
-def test_mean_pool_leaves_the_tokens_before_the_patches_out(prefix):
-    tokens = randn(2, 5, 4)
-    tokens[:, :prefix] = 1e6
-    expected = sum(tokens[:, i] for i in range(prefix, 5)) / (5 - prefix)
-    torch.testing.assert_close(MeanPool(4, 1, prefix)(tokens), expected)
-
-
-def test_classification_head_without_classes_gives_the_pooled_features():
-    head = ClassificationHead(pool=ClassTokenPool(4, 1, 1), emb_size=4, num_classes=0)
-    tokens = randn(2, 5, 4)
-    assert list(dict(head.named_children())) == ["pool"]
-    assert torch.equal(head(tokens), tokens[:, 0])
-
-
-def test_classification_head_with_representation_is_linear_tanh_linear():
-    head = ClassificationHead(pool=ClassTokenPool(4, 1, 1), emb_size=4, num_classes=3, representation_size=6)
-    head = randomise(head.double())
-    tokens = randn(2, 5, 4)
-    hidden = F.linear(tokens[:, 0], head.representation.linear.weight, head.representation.linear.bias).tanh()
-    torch.testing.assert_close(head(tokens), F.linear(hidden, head.linear.weight, head.linear.bias))

@@ -1,4 +1,4 @@
-"""Blocks whose norms stand elsewhere, BatchNorm and torch's attention, each against code that others wrote."""
+"""Blocks whose norms stand elsewhere, and BatchNorm, each against code that others wrote."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from tensors import randn, randomise
 from torch import Tensor, nn
 
-from vit_lightning import UserError, ViT, from_reference, to_reference
+from vit_lightning import UserError, ViT, to_reference
 from vit_lightning.config.resolve import resolve
-from vit_lightning.models.attention import MultiHeadAttention, TorchAttention
+from vit_lightning.models.attention import MultiHeadAttention, SeparateAttention
 from vit_lightning.models.blocks import (
     ParallelBlock,
     PostNormBlock,
@@ -21,8 +21,7 @@ from vit_lightning.models.blocks import (
 )
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.layers import BatchNorm, DropPath, LayerNorm, RMSNorm
-from vit_lightning.weights.describe import describe, model_config
-from vit_lightning.weights.options import build
+from vit_lightning.weights.options import build, describe, model_config
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 8, "depth": 3, "num_heads": 2, "num_classes": 3}
 BLOCKS = [PostNormBlock, ResPostNormBlock, SandwichNormBlock, ParallelBlock]
@@ -153,16 +152,6 @@ def test_batch_norm_is_torch_s_over_images_and_tokens(training):
     assert isinstance(synchronised.channels, nn.SyncBatchNorm)
 
 
-def test_torch_s_attention_is_ours():
-    theirs, found = randomise(TorchAttention(12, 3).double()), MultiHeadAttention(12, 3).double()
-    load(found, theirs, {"in_proj_": "qkv.", "out_proj": "projection"})
-    torch.testing.assert_close(theirs(randn(2, 5, 12)), found(randn(2, 5, 12)), **EXACT)
-    with pytest.raises(UserError, match=r"num_heads=5 does not divide emb_size=12"):
-        TorchAttention(12, 5)
-    with pytest.raises(UserError, match=r"attention=MultiheadAttention takes three inputs \(choose TorchAttention"):
-        ViT(**SMALL, attention=nn.MultiheadAttention)
-
-
 @pytest.mark.parametrize("block", BLOCKS)
 def test_each_branch_has_layer_scale_and_the_drop_path_of_its_block(block):
     vit = ViT(**SMALL, block=block, layer_scale=0.3, drop_path=0.4)
@@ -183,7 +172,7 @@ PARTS = {"layer_scale": 0.1, "drop_path": 0.2, "attention": partial(MultiHeadAtt
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("more", [{}, PARTS, {"norm": BatchNorm, "attention": TorchAttention}], ids=str)
+@pytest.mark.parametrize("more", [{}, PARTS, {"norm": BatchNorm}], ids=str)
 def test_a_config_of_the_network_names_its_block(block, more):
     """As checkpoints and exports keep it; other families have none of these blocks."""
     vit = ViT(**SMALL, block=block, **more)
@@ -195,14 +184,6 @@ def test_a_config_of_the_network_names_its_block(block, more):
         assert again.state_dict().keys() == vit.state_dict().keys()
         with pytest.raises(UserError, match=rf"block={describe(vit)['block']}: timm cannot express it"):
             to_reference(vit, family="timm")
-
-
-def test_torch_s_attention_is_exported_and_described():
-    vit = randomise(ViT(**SMALL, attention=TorchAttention)).double().eval()
-    assert model_config(vit)["init_args"]["attention"] == {"class_path": "vit_lightning.TorchAttention"}
-    state, config = to_reference(vit, family="timm")
-    images = randn(2, 3, 8, 8)
-    torch.testing.assert_close(from_reference(state, family="timm", config=config)(images), vit(images), **EXACT)
 
 
 def test_an_image_of_another_size_says_what_fits():
@@ -217,10 +198,10 @@ def test_an_image_of_another_size_says_what_fits():
 
 
 def test_all_of_it_is_chosen_in_one_line_each():
-    words = ["--model.block=PostNormBlock", "--model.norm=BatchNorm", "--model.attention=TorchAttention"]
+    words = ["--model.block=PostNormBlock", "--model.norm=BatchNorm", "--model.attention=SeparateAttention"]
     experiment = resolve(["--config=digits", *words, "--model.initialisation=timm", "--model.final_norm=none"])
     network = experiment.make_network()
     assert type(network.encoder[0]) is PostNormBlock
     assert type(network.encoder[0].attention_norm) is BatchNorm
-    assert type(network.encoder[0].attention.fn.attention) is TorchAttention
+    assert type(network.encoder[0].attention.fn.attention) is SeparateAttention
     assert network.head.linear.weight.std() < 0.03 < network.encoder[0].attention_norm.channels.weight.mean()

@@ -2,16 +2,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tensors import randn, randomise
-from torch import nn
 
 from vit_lightning import UserError, ViT
 from vit_lightning.models.layers import LayerNorm, RMSNorm
 from vit_lightning.models.patches import (
-    ClassToken,
     ConvProjection,
     DistillationToken,
     LinearProjection,
-    PatchEmbedding,
     RegisterTokens,
 )
 
@@ -29,13 +26,6 @@ def test_norms_stand_before_and_after_the_matrix():
     tokens = F.linear(normed, projection.linear.weight, projection.linear.bias)
     expected = tokens * (tokens.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * projection.norm.weight
     torch.testing.assert_close(projection(batch), expected, rtol=0, atol=1e-12)
-
-
-def test_a_convolution_may_lack_its_bias_and_have_a_norm():
-    projection = randomise(ConvProjection(3, (2, 2), 8, bias=False, norm=LayerNorm)).double()
-    assert [name for name, _ in projection.named_parameters()] == ["conv.weight", "norm.weight", "norm.bias"]
-    out = projection(randn(2, 3, 4, 4))
-    torch.testing.assert_close(out, projection.norm(projection.tokens(projection.conv(randn(2, 3, 4, 4)))))
 
 
 def test_tokens_stand_in_the_order_class_distillation_registers_patches():
@@ -66,14 +56,6 @@ def test_learned_tokens_take_no_decay():
     assert "head.distillation.weight" not in vit.no_decay()
 
 
-def test_a_norm_may_stand_between_embedding_and_encoder():
-    vit = randomise(ViT(**SMALL, embedding_norm=LayerNorm)).double().eval()
-    tokens = vit.patch_embedding(randn(2, 3, 8, 8))
-    plain = vit.patch_embedding[:-1](randn(2, 3, 8, 8))
-    assert [name for name, _ in vit.patch_embedding.named_children()][-1] == "norm"
-    torch.testing.assert_close(tokens, vit.patch_embedding.norm(plain))
-
-
 @pytest.mark.parametrize("make", [RegisterTokens, DistillationToken])
 def test_tokens_are_at_least_one(make):
     with pytest.raises(UserError, match="count=0 must be at least 1"):
@@ -102,43 +84,3 @@ def test_linear_projection_is_torchs_unfold_and_a_matrix(patch):
     patches = F.unfold(images, patch, stride=patch).transpose(1, 2)
     expected = F.linear(patches, projection.linear.weight, projection.linear.bias)
     torch.testing.assert_close(projection(images), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("make", [ConvProjection, LinearProjection])
-def test_patches_come_row_by_row(make):
-    projection = make(1, (2, 3), 1).double()
-    nn.init.ones_(projection[0 if make is ConvProjection else 1].weight)
-    nn.init.zeros_(projection[0 if make is ConvProjection else 1].bias)
-    numbers = torch.arange(8, dtype=torch.float64).view(2, 4)
-    image = numbers.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1)[None, None]
-    assert (projection(image)[0, :, 0] / 6).tolist() == list(range(8))
-
-
-def test_class_token_goes_first_in_every_image_and_takes_the_type_of_the_tokens():
-    class_token = randomise(ClassToken(4)).double()
-    tokens = randn(3, 5, 4, dtype=torch.bfloat16)
-    out = class_token(tokens)
-    assert out.dtype is torch.bfloat16
-    assert torch.equal(out[:, 0], class_token.token[0, 0].to(torch.bfloat16).expand(3, 4))
-    assert torch.equal(out[:, 1:], tokens)
-
-
-def test_patch_embedding_adds_positions_to_the_class_token_too():
-    class AddOne(nn.Module):
-        def forward(self, tokens):
-            return tokens + 1.0
-
-    embedding = PatchEmbedding(
-        projection=ConvProjection(3, (2, 2), 4), class_token=ClassToken(4), positions=AddOne(), dropout=nn.Dropout(0.0)
-    )
-    out = embedding(randn(2, 3, 4, 4, dtype=torch.float32))
-    assert list(dict(embedding.named_children())) == ["projection", "class_token", "positions", "dropout"]
-    assert torch.equal(out[:, 0], torch.ones(2, 4))
-
-
-def test_patch_embedding_drops_embedded_tokens_in_training_only():
-    embedding = PatchEmbedding(projection=nn.Identity(), class_token=None, positions=None, dropout=nn.Dropout(0.5))
-    ones = torch.ones(1, 100, 100)
-    torch.manual_seed(0)
-    assert set(embedding(ones).unique().tolist()) == {0.0, 2.0}
-    assert torch.equal(embedding.eval()(ones), ones)

@@ -39,25 +39,6 @@ def test_sincos2d_equals_the_loop_over_rows_and_columns(rows, columns, emb_size,
     torch.testing.assert_close(table, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_sincos2d_tokens_before_the_patches_get_zeros(prefix):
-    positions = SinCos2dPositions((2, 3), 8, prefix).double()
-    out = positions(torch.zeros(2, prefix + 6, 8, dtype=torch.float64))
-    assert torch.equal(out[:, :prefix], torch.zeros(2, prefix, 8, dtype=torch.float64))
-    torch.testing.assert_close(out[:, prefix:], table_by_loops(2, 3, 8).expand(2, 6, 8), rtol=1e-12, atol=1e-12)
-
-
-def test_sincos2d_positions_use_their_temperature():
-    positions = SinCos2dPositions((2, 3), 8, temperature=50.0).double()
-    torch.testing.assert_close(positions.table, table_by_loops(2, 3, 8, 50.0), rtol=1e-12, atol=1e-12)
-
-
-def test_sincos2d_positions_are_neither_parameters_nor_in_the_state():
-    positions = SinCos2dPositions((2, 3), 8)
-    assert list(positions.parameters()) == []
-    assert positions.state_dict() == {}
-
-
 @pytest.mark.parametrize("by_way_of", ["float", "bfloat16"])
 def test_a_model_turned_to_float64_has_an_exact_table(by_way_of):
     network = ViT(image_size=16, patch_size=2, emb_size=16, depth=1, num_heads=2, positions="sincos2d")
@@ -67,43 +48,10 @@ def test_a_model_turned_to_float64_has_an_exact_table(by_way_of):
     assert torch.equal(table[1:], sincos2d((8, 8), 16))
 
 
-def test_float32_table_is_the_rounded_float64_table():
-    assert torch.equal(SinCos2dPositions((4, 4), 16).table, sincos2d((4, 4), 16).float())
-
-
 @pytest.mark.parametrize("positions", [LearnedPositions((2, 3), 8, 1), SinCos2dPositions((2, 3), 8, 1)], ids=type)
 def test_bfloat16_tokens_stay_bfloat16_with_a_float32_table(positions):
     assert positions.table.dtype is torch.float32
     assert positions(torch.zeros(2, 7, 8, dtype=torch.bfloat16)).dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize(("grid", "prefix", "tokens"), [((2, 3), 0, 6), ((2, 3), 1, 7), ((4, 4), 2, 18)])
-def test_learned_table_has_a_row_for_each_token(grid, prefix, tokens):
-    assert LearnedPositions(grid, 8, prefix).table.shape == (1, tokens, 8)
-
-
-def test_learned_table_is_added_to_every_image_and_trained():
-    positions = LearnedPositions((2, 3), 8, 1)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        positions.table.normal_(generator=generator)
-    tokens = torch.randn(4, 7, 8, generator=generator)
-    out = positions(tokens)
-    assert torch.equal(out, tokens + positions.table.detach().expand(4, 7, 8))
-    out.sum().backward()
-    assert torch.equal(positions.table.grad, torch.full((1, 7, 8), 4.0))
-
-
-@pytest.mark.parametrize("name", ["learned", "sincos2d"])
-def test_positions_make_the_order_of_patches_matter_and_none_does_not(name):
-    torch.manual_seed(0)
-    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 0}
-    image = torch.rand(1, 3, 8, 8, dtype=torch.float64)
-    swapped = image.roll(4, dims=-1)
-    with_positions = ViT(**sizes, positions=name).double()
-    without = ViT(**sizes, positions="none").double()
-    torch.testing.assert_close(without(image), without(swapped), rtol=1e-10, atol=1e-10)
-    assert (with_positions(image) - with_positions(swapped)).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -15,13 +13,10 @@ from vit_lightning import UserError, ViT
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
-from vit_lightning.models.heads import AttentionPool
-from vit_lightning.models.layers import LayerNorm
 from vit_lightning.models.patches import LinearProjection
-from vit_lightning.models.positions import LearnedPatchPositions as Patches
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.convert import WRITTEN
-from vit_lightning.weights.describe import describe
+from vit_lightning.weights.options import describe
 
 
 def images(*shape, seed=0):
@@ -49,30 +44,17 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(family):
     [
         ("timm", {"embed_dims": 3}, "config.embed_dims=3: timm has no such option"),
         ("timm", {"dynamic_img_size": True}, "config.dynamic_img_size=True: we do not have this option of timm"),
-        ("timm", {"dynamic_img_pad": True}, "config.dynamic_img_pad=True: we do not have this option"),
         ("timm", {"global_pool": "prr"}, "config.global_pool=prr: we have token, avg"),
         ("timm", {"act_layer": "mish"}, "config.act_layer=mish: we have gelu"),
         ("timm", {"norm_layer": "batchnorm_1e-5"}, "config.norm_layer=batchnorm_1e-5 must be layernorm_EPS"),
-        ("torchvision", {"conv_stem_configs": [1]}, "config.conv_stem_configs=.*: we do not have this option"),
         ("hf", {"hidden_act": "quick_gelu"}, "config.hidden_act=quick_gelu: we have gelu"),
-        ("google", {"classifier": "unpooled"}, "config.classifier=unpooled: we have token, gap"),
-        ("google", {"resnet": {"num_layers": [3]}}, "config.resnet=.*: we do not have this option"),
-        ("big_vision", {"pool_type": "0"}, "config.pool_type=0: we have gap, tok, map"),
-        ("google", {"patches": {}}, r"patches=\{\}.*has a wrong type"),
-        ("crate", {"pool": "max"}, "config.pool=max: we have cls, mean"),
         ("timm", {"depth": "two"}, "config.depth=two must be a whole number"),
-        ("timm", {"mlp_ratio": "four"}, "config.mlp_ratio=four must be a number"),
         ("big_vision", {"posemb": 3}, "config.posemb=3 must be text"),
         ("hf", {"num_attention_heads": 0}, "num_heads=0 must be at least 1"),
-        ("vit_pytorch", {"depth": None}, "config.depth=None must be a whole number"),
-        ("vit_pytorch", {"depth": 2.0}, "config.depth=2.0 must be a whole number"),
         ("timm", {"qkv_bias": "False"}, "qkv_bias=False must be true or false"),
         ("timm", {"num_heads": 5}, "num_heads=5 must be at least 1 and divide"),
         ("timm", {"mlp_ratio": float("nan")}, "mlp_ratio=nan must be a number"),
-        ("timm", {"embed_dim": None}, "embed_dim"),
-        ("timm", {"img_size": "x"}, "img_size"),
         ("timm", {"init_values": "x"}, "init_values=x has a wrong type"),
-        ("timm", {"act_layer": ["x"]}, "act_layer=.*has a wrong type"),
     ],
     ids=str,
 )
@@ -80,12 +62,6 @@ def test_options_that_we_do_not_have_are_named(family, change, message):
     _, state, config = fresh(family)
     with pytest.raises(UserError, match=message):
         from_reference(state, family=family, config={**config, **change})
-
-
-def test_an_initial_layer_scale_may_be_a_whole_number():
-    _, state, config = fresh("timm", init_values=0.1)
-    vit = from_reference(state, family="timm", config={**config, "init_values": 1})
-    assert describe(vit)["layer_scale"] == 1.0
 
 
 def test_all_missing_arguments_are_named_at_once():
@@ -194,13 +170,11 @@ def test_older_vit_pytorch_keeps_its_class_token_in_the_mean():
     older["cls_token"] = torch.randn(1, 1, 16, generator=generator)
     older["pos_embedding"] = torch.randn(1, 5, 16, generator=generator)
     network = from_reference(older, family="vit_pytorch", config=config).eval()
-    assert network.reference["layout"]["version"] == "older"
     tokens = network.forward_features(images(2, 3, 8, 8))
     assert tokens.shape == (2, 5, 16)
     torch.testing.assert_close(network(images(2, 3, 8, 8)), network.head.linear(tokens.mean(dim=1)))
-    back, _ = to_reference(network, family="vit_pytorch")
+    back, _ = to_reference(network, family="vit_pytorch", layout={"version": "older"})
     assert all(torch.equal(back[name], older[name]) for name in older)
-    network.reference = None
     with pytest.raises(UserError, match="class_token=True: vit_pytorch cannot express it"):
         to_reference(network, family="vit_pytorch")
     assert state["cls_token"].shape == (0, 16)
@@ -235,25 +209,21 @@ def test_the_tutorial_s_four_attentions(variant):
     torch.testing.assert_close(got, tutorial_attention(tokens, state, variant), rtol=0, atol=1e-5)
 
 
-def test_a_model_with_a_new_head_is_exported_with_a_new_config():
-    _, state, config = fresh("timm")
-    vit = from_reference(state, family="timm", config=config)
-    vit.head.linear, vit.num_classes = torch.nn.Linear(16, 3), 3
-    _, written = to_reference(vit, family="timm")
-    assert written["num_classes"] == 3
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_arrays_are_imported_and_keep_their_dtype(dtype):
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_arrays_are_imported_and_keep_their_dtype_and_weights_are_copies(dtype):
     _, state, config = fresh("timm")
     arrays = {name: tensor.numpy().astype(dtype) for name, tensor in state.items()}
     vit = from_reference(arrays, family="timm", config=config)
     back, _ = to_reference(vit, family="timm")
+    with torch.no_grad():
+        for weight in vit.parameters():
+            weight.zero_()
     assert all(np.array_equal(back[name].numpy(), arrays[name]) for name in arrays)
     assert {tensor.numpy().dtype for tensor in back.values()} == {np.dtype(dtype)}
+    assert all(torch.equal(state[name].to(back[name]), back[name]) for name in state)
 
 
-@pytest.mark.parametrize("other", ["float64", "float16", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("other", ["float64", "float8_e4m3fn"])
 def test_a_model_of_weights_of_several_dtypes_has_one(other):
     _, state, config = fresh("timm")
     state["blocks.0.norm1.weight"] = state["blocks.0.norm1.weight"].to(getattr(torch, other))
@@ -261,17 +231,6 @@ def test_a_model_of_weights_of_several_dtypes_has_one(other):
     whole = torch.float64 if other == "float64" else torch.float32
     assert {weight.dtype for weight in vit.parameters()} == {whole}
     assert vit(images(2, 3, 8, 8).to(whole)).isfinite().all()
-
-
-def test_weights_are_copies_in_both_directions():
-    _, state, config = fresh("timm")
-    before = {name: tensor.clone() for name, tensor in state.items()}
-    vit = from_reference(state, family="timm", config=config)
-    out, _ = to_reference(vit, family="timm")
-    with torch.no_grad():
-        for weight in vit.parameters():
-            weight.zero_()
-    assert all(torch.equal(state[name], before[name]) and torch.equal(out[name], before[name]) for name in before)
 
 
 def test_features_go_only_to_and_come_only_from_families_that_have_such():
@@ -295,58 +254,13 @@ def test_parts_that_were_replaced_are_named():
     with pytest.raises(UserError) as caught:
         to_reference(vit, family="timm")
     text = str(caught.value)
-    for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: those of a block"):
+    for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: those of the network"):
         assert part in text
 
 
-def test_google_s_nested_config_gives_the_same_model():
-    _, state, config = fresh("google", dropout_rate=0.0)
-    inner = {name: config[name] for name in ("num_layers", "mlp_dim", "num_heads", "dropout_rate")}
-    nested = {**{n: v for n, v in config.items() if n not in inner}, "patches": {"size": (4, 4)}, "transformer": inner}
-    flat = from_reference(state, family="google", config=config)
-    assert describe(from_reference(state, family="google", config=nested)) == describe(flat)
-
-
-# DeiT's sizes with a distillation token, from its README; timm's counts of SigLIP B/16, DINOv2 S/14 with registers
-@pytest.mark.parametrize(
-    ("preset", "options", "parameters"),
-    [
-        ("Ti/16", {"distillation_token": True}, 5_910_800),
-        ("B/16", {"distillation_token": True, "image_size": 384}, 87_630_032),
-        ("B/16", {"positions": Patches, "pool": AttentionPool, "class_token": False, "num_classes": 0}, 92_884_224),
-        (
-            "S/14",
-            {"positions": Patches, "image_size": 518, "register_tokens": 4, "layer_scale": 1e-5, "num_classes": 0},
-            22_057_344,
-        ),
-    ],
-    ids=str,
-)
-def test_models_of_timm_have_the_published_number_of_parameters(preset, options, parameters):
-    with torch.device("meta"):
-        vit = ViT(preset, **options)
-    assert sum(weight.numel() for weight in vit.parameters()) == parameters
-    to_reference(vit, family="timm")
-
-
-FAMILY_OF_CONFIG = {
-    "einops_tutorial": "einops_tutorial",
-    "einops_tutorial_as_written": "einops_tutorial",
-    "timm": "timm",
-    "timm_registers": "timm",
-    "deit_distilled": "timm",
-    "timm_legacy": "timm_legacy",
-    "torchvision": "torchvision",
-    "hugging_face": "hf",
-    "vit_pytorch": "vit_pytorch",
-    "vit_pytorch_older": "vit_pytorch",
-    "simple_vit": "simple_vit",
-    "google": "google",
-    "big_vision": "big_vision",
-    "torch_encoder": "torch_encoder",
-    "crate": "crate",
-    "rotary": None,
-}
+FAMILY_OF_CONFIG = {"timm_registers": "timm", "deit_distilled": "timm", "hugging_face": "hf", "rotary": None}
+FAMILY_OF_CONFIG |= {"vit_pytorch_older": "vit_pytorch", "einops_tutorial_as_written": "einops_tutorial"}
+"""Where the config has another name than its family."""
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "families").glob("*.yaml")), ids=lambda p: p.stem)
@@ -357,7 +271,7 @@ def test_a_config_of_a_family_is_that_family(path):
     model = experiment.config["model"]
     colour = {**model, "init_args": {**model["init_args"], "in_channels": 3}}  # some families take no others
     vit = network_in_file({"model": colour})
-    family = FAMILY_OF_CONFIG[path.stem]
+    family = FAMILY_OF_CONFIG.get(path.stem, path.stem)
     if family is None:
         with pytest.raises(UserError, match=r"rotary=Rotary\(temperature=100\.0"):
             to_reference(vit, family="timm")
@@ -375,27 +289,8 @@ def test_a_config_of_a_family_is_that_family(path):
 
 
 def test_weights_that_are_whole_numbers_are_refused_by_name():
-    with pytest.raises(UserError, match="cls_token holds int64"):
+    with pytest.raises(UserError, match=r"cls_token holds torch.int64"):
         from_reference({"cls_token": torch.zeros(1, 1, 4, dtype=torch.int64)}, family="timm", config={})
-
-
-def test_the_default_dtype_does_not_change_what_a_model_is():
-    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 3, "emb_size": 8, "num_heads": 2}
-    vit = ViT(**sizes, depth=4, drop_path=0.1)
-    torch.set_default_dtype(torch.float64)
-    try:
-        _, config = to_reference(vit, family="timm")
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert config["drop_path_rate"] == 0.1
-
-
-def test_a_model_exported_in_another_layout_gets_a_config_of_that_layout():
-    _, state, config = fresh("einops_tutorial", None, attention_variant="fused_correct")
-    vit = from_reference(state, family="einops_tutorial", config=config)
-    tensors, written = to_reference(vit, family="einops_tutorial", layout={"attention": "separate"})
-    assert any("queries" in name for name in tensors)
-    assert written["attention_variant"] == "separate_correct"
 
 
 @pytest.mark.parametrize(
@@ -403,19 +298,10 @@ def test_a_model_exported_in_another_layout_gets_a_config_of_that_layout():
     [
         ({"layer_scale": 0.1}, "torchvision", "layer_scale=0.1: torchvision cannot express it"),
         ({"register_tokens": 2}, "hf", "register_tokens=2: hf cannot express it"),
-        ({"drop_path": 0.1}, "vit_pytorch", "drop_path=0.1: vit_pytorch cannot express it"),
         ({"representation_size": 8}, "timm", "representation_size=8: timm cannot express it"),
-        ({"positions": "sincos2d"}, "timm", "positions=sincos2d big_vision 10000.0: timm cannot express it"),
-        ({"image_size": (16, 8)}, "torchvision", r"image_size=\(16, 8\): torchvision cannot express it"),
-        ({"attention": lambda e, h: torch.nn.Identity()}, "timm", "attention: Identity is no block of ours"),
-        ({}, "hf", None),
-        ({"norm": partial(LayerNorm, eps=1e-5)}, "torch_encoder", "dropout=0.0: torch_encoder cannot express it"),
     ],
 )
 def test_what_a_family_cannot_express_is_named(options, family, message):
     vit = ViT(**{"image_size": 16, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, **options})
-    if message is None:
-        to_reference(vit, family=family)
-        return
     with pytest.raises(UserError, match=message):
         to_reference(vit, family=family)

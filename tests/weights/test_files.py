@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import struct
 import zipfile
 from collections import OrderedDict
 
@@ -65,15 +64,11 @@ def test_wrappers_and_prefixes_as_people_save_them(saved, notes, tmp_path):
 
 
 def test_safetensors_shards_and_npz(tmp_path):
-    save_file(WEIGHTS, tmp_path / "a.safetensors", metadata={"config": json.dumps({"depth": 2})})
-    file = read_weights(tmp_path / "a.safetensors")
-    check(file)
-    assert file.config == {"depth": 2}
-    (tmp_path / "b.json").write_text('{"family": "timm", "config": {}}')
-    for text, found in (("epochs: 3", {"family": "timm", "config": {}}), ("{}", {})):
-        save_file(WEIGHTS, tmp_path / "b.safetensors", metadata={"config": text})
-        assert (read_weights(tmp_path / "b.safetensors").config or {}) == found
-        (tmp_path / "b.json").write_text("[1]")
+    save_file(WEIGHTS, tmp_path / "b.safetensors")
+    for text, found in (('{"family": "timm", "config": {}}', {"family": "timm", "config": {}}), ("[1]", {})):
+        (tmp_path / "b.json").write_text(text)
+        check(file := read_weights(tmp_path / "b.safetensors"))
+        assert (file.config or {}) == found
 
     folder = tmp_path / "sharded"
     folder.mkdir()
@@ -102,19 +97,9 @@ class Evil:
         return os.mkdir, (os.environ["MARKER"],)
 
 
-def array(shape, size=None):
-    """A .npz with an array of 64 bytes that says it has this shape and, unpacked, this size."""
-    header, buffer = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("weights.npy", header.getvalue() + bytes(64))
-        archive.infolist()[0].file_size = size or archive.infolist()[0].file_size
-    return buffer.getvalue()
-
-
-def saved(contents, **options):
+def saved(contents):
     buffer = io.BytesIO()
-    torch.save(contents, buffer, **options)
+    torch.save(contents, buffer)
     return buffer.getvalue()
 
 
@@ -141,30 +126,16 @@ def objects():
 HOSTILE = {
     "code": (lambda: saved({"model": WEIGHTS, "args": Evil()}), "more than tensors and plain data"),
     "a network": (lambda: saved(torch.nn.Linear(1, 1)), r"save its state_dict\(\) instead"),
-    "code in an old file": (
-        lambda: saved({"a": Evil()}, _use_new_zipfile_serialization=False),
-        "more than tensors and plain data",
-    ),
     "a pickle": (lambda: pickle.dumps(Evil()), "no file of torch.save|more than tensors"),
     "objects of numpy": (objects, "Object arrays cannot be loaded"),
     "a compressed checkpoint": (compressed, "compressed, which torch.save never does"),
-    "an array that says more than it has": (lambda: array((10**12,)), "EOF|Unable to allocate"),
-    "a huge header": (lambda: struct.pack("<Q", 2**60) + b"{" + bytes(64), "safetensors"),
-    "a header that lies": (
-        lambda: (
-            struct.pack("<Q", 66) + b'{"a":{"dtype":"F32","shape":[999999],"data_offsets":[0,3999996]}}  ' + bytes(8)
-        ),
-        "safetensors",
-    ),
     "half a file": (lambda: saved(WEIGHTS)[:400], "was cut short"),
-    "half an old file": (lambda: saved(WEIGHTS, _use_new_zipfile_serialization=False)[:300], "cannot be read"),
     "a program": (program, "cannot be read"),
     "text": (lambda: b"version https://git-lfs.github.com/spec/v1\n", "holds no weights"),
     "nothing": (lambda: b"", "holds no weights"),
     "no tensors": (lambda: saved({"epoch": 3}), r"holds no weights \(it has epoch\)"),
     "a tensor without numbers": (lambda: saved({"a": torch.empty(3, device="meta")}), "a is a tensor without numbers"),
     "a sparse tensor": (lambda: saved({**WEIGHTS, "a": torch.eye(3).to_sparse()}), "a is a tensor of layout"),
-    "a list": (lambda: saved([1]), "holds no weights, but list"),
 }
 
 
@@ -172,8 +143,8 @@ HOSTILE = {
 def test_hostile_and_damaged_files_are_named(make, message, tmp_path, monkeypatch):
     marker = tmp_path / "marker"
     monkeypatch.setenv("MARKER", str(marker))
-    path = tmp_path / "weights.bin"
-    path.write_bytes(make())
+    path = tmp_path / ("weights.npz" if b".npy" in (content := make()) else "weights.bin")
+    path.write_bytes(content)
     assert not marker.exists()
     with pytest.raises(UserError, match=message) as caught:
         read_weights(path, "init_from")

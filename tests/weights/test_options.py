@@ -11,8 +11,7 @@ import torch
 from vit_lightning import ViT
 from vit_lightning.models import attention, crate, feed_forward, heads, patches, positions
 from vit_lightning.models.layers import LayerNorm, RMSNorm
-from vit_lightning.weights.describe import describe
-from vit_lightning.weights.options import TRAINING_ALONE, build
+from vit_lightning.weights.options import TRAINING_ALONE, build, describe
 
 SMALL = {"image_size": 16, "patch_size": 4, "emb_size": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 PARTS = {
@@ -41,9 +40,7 @@ OTHER = {
     },
     **{"class_token": False, "distillation_token": True, "register_tokens": 2, "pool": "mean", "positions": "none"},
     **{"final_norm": "none", "embedding_norm": LayerNorm, "representation_size": 3, "layer_scale": 0.3},
-    **{"patch_projection": partial(patches.LinearProjection, patch_norm=LayerNorm), "drop_path": 0.5},
-    **dict.fromkeys(("emb_dropout", "head_dropout", "patch_dropout", "dropout"), 0.5),
-    **dict.fromkeys(("projection_dropout", "output_dropout"), 0.5),
+    **{"patch_projection": partial(patches.LinearProjection, patch_norm=LayerNorm)},
     **{"attention": partial(attention.MultiHeadAttention, dim_head=4), "feed_forward": feed_forward.SwiGLU},
     **{"dim_head": 16, "qkv_bias": False, "scale": 0.7, "qk_norm": RMSNorm, "norm": RMSNorm, "projection": False},
     **{"projection_bias": False, "temperature": 99.0, "max_resolution": 5.0, "reference_grid": (3, 3), "centred": True},
@@ -55,6 +52,10 @@ NEEDED = {crate.ISTA: {"block": crate.CrateBlock, "attention": crate.MSSA}, "cla
 """What a part or an argument needs beside it."""
 
 
+def acts_in_training(name):
+    return name in TRAINING_ALONE or "drop" in name
+
+
 def arguments():
     """Lists the arguments of ViT and of all parts: option of ViT (none for its own arguments), class, name."""
     found = [(None, ViT, name) for name in inspect.signature(ViT).parameters if name not in ("preset", "block")]
@@ -62,7 +63,7 @@ def arguments():
         for kind in kinds:
             parameters = inspect.signature(kind).parameters.values()
             found += [(option, kind, each.name) for each in parameters if each.kind is each.KEYWORD_ONLY]
-    return [pytest.param(*case, id=f"{case[1].__name__}-{case[2]}") for case in found if case[2] not in TRAINING_ALONE]
+    return [pytest.param(*case, id=f"{case[1].__name__}-{case[2]}") for case in found if not acts_in_training(case[2])]
 
 
 def made(option, kind, name, given):

@@ -109,7 +109,6 @@ def test_models_of_libraries(monkeypatch, theirs):
     vit = open_source("timm:vit_tiny_patch16_224")
     assert isinstance(vit.network, ViT)
     assert (vit.network.num_heads, vit.view["centre_share"]) == (3, 0.9)
-    assert not isinstance(open_source("timm:vit_tiny_patch16_224", ours=False).network, ViT)
     other = open_source("torchvision:squeezenet1_1")
     assert type(other.network) is models.SqueezeNet
     assert (other.class_names[0], other.view["centre_share"]) == ("tench", 0.875)
@@ -144,12 +143,9 @@ def written(contents: dict[str, Any], path: Path) -> Path:
             lambda held: held["state_dict"].update({"val_metrics.acc.tp": ["x"]}),
             "val_metrics.acc.tp as no tensor .list.",
         ),
-        (lambda held: held.update(test_view="large"), "its test_view is no mapping"),
         (lambda held: held["test_view"].update(centre_share="half"), "centre_share=half must be above 0"),
-        (lambda held: held["test_view"].update(mean=3.0), "mean=3.0 must be 1 numbers"),
         (lambda held: held["config"].update(lora="all"), "lora"),
         (lambda held: held["config"]["model"]["init_args"].update(depth=10**6), "depth=1000000 must be at most"),
-        (lambda held: held["config"]["model"]["init_args"].update(emb_size=4096), "the model as 4096x"),
     ],
 )
 def test_a_sealed_checkpoint_with_other_contents_is_refused_in_words(trained, tmp_path, change, message):
@@ -157,14 +153,6 @@ def test_a_sealed_checkpoint_with_other_contents_is_refused_in_words(trained, tm
     change(held)
     with pytest.raises(UserError, match=message):
         load(written(held, tmp_path / "other.ckpt"))
-
-
-@pytest.mark.parametrize(("family", "end"), [("timm", "timm has no such option that we know"), ("", "ViT has no such")])
-def test_a_misspelt_fact_is_named_before_what_it_was_to_tell_is_missed(family, end, tmp_path):
-    vit = ViT(image_size=16, patch_size=4, emb_size=24, depth=1, num_heads=3, num_classes=7)
-    torch.save(to_reference(vit, family=family)[0] if family else vit.state_dict(), tmp_path / "bare.pth")
-    with pytest.raises(UserError, match=f"config.num_head=6: {end}.*did you mean num_heads"):
-        load(tmp_path / "bare.pth", config={"num_head": 6})
 
 
 def test_a_fact_in_our_word_is_answered_with_the_word_of_the_family(tmp_path):

@@ -26,7 +26,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.weights.sources import Source
-from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
+from vit_lightning.weights.trust import refuse_untrusted
 
 Columns = dict[str, np.ndarray[Any, Any]]
 
@@ -121,7 +121,6 @@ def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
         raise UserError(f"ckpt={source.place} is of no run with images: name images or folders")
     if not trust:
         refuse_untrusted({"data": source.config["data"]})
-        refuse_downloads(source.config["data"])
     elif source.path is not None and (folder := run_folder_of(source.path)) is not None:
         also_search(folder)
     data = make_data(source.config)

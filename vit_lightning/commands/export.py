@@ -24,9 +24,9 @@ from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.convert import TOLERANCE, TRACED, WRITTEN, largest_difference, random_images, to_reference
-from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.descriptions import KERNELS
 from vit_lightning.weights.files import write_tensors
+from vit_lightning.weights.options import model_config
 from vit_lightning.weights.sources import Source, open_source
 
 
@@ -139,7 +139,7 @@ def _reference(family: str, source: Source, folder: Path, images: Tensor) -> nn.
         raise UserError(f"{type(source.network).__name__} is no ViT of ours (choose onnx or torch-export)")
     try:
         layout = {"names": "disk"} if family == "hf" else None
-        tensors, config = to_reference(vit, family=family, layout=layout, dropouts=False)
+        tensors, config = to_reference(vit, family=family, layout=layout)
     except UserError as error:
         raise UserError([*error.problems, "lightning export --to=onnx or torch-export takes any network"]) from error
     if family == "hf":

@@ -30,7 +30,7 @@ from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.training.classifier import probabilities
-from vit_lightning.weights.describe import model_config
+from vit_lightning.weights.options import model_config
 from vit_lightning.weights.sources import Source
 
 

@@ -33,13 +33,13 @@ from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
 from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
-from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.files import is_ours, read_weights
 from vit_lightning.weights.hubs import LIBRARIES, model_of_library
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, facts_of_images, open_initial_weights
+from vit_lightning.weights.options import model_config
 from vit_lightning.weights.sources import for_size, open_source
-from vit_lightning.weights.trust import refuse_downloads, refuse_untrusted
+from vit_lightning.weights.trust import refuse_untrusted
 
 
 class Trained(NamedTuple):
@@ -126,9 +126,6 @@ def merge_all(
         initial = _with_its_images(initial, merged)
     if trained is not None:
         trained = _for_its_data(trained, first, merged)
-    if trained is not None and not trust:
-        own = [key for config in sources if isinstance(config.get("data"), dict) for key in config["data"]]
-        refuse_downloads(first.get("data"), own)
     return Merged(merged, problems, trained, initial, complete)
 
 

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.inspect.maps import attention_distance, relevance, roll
-from vit_lightning.inspect.tokens import (
-    colours,
-    crate_measures,
-    effective_rank,
-    patch_filters,
-    position_similarity,
-)
+from vit_lightning.inspect.tokens import colours, crate_measures, effective_rank, patch_filters, position_similarity
 from vit_lightning.inspect.watch import (
     Attention,
     Grid,

@@ -215,10 +215,8 @@ def names_before(network: Any) -> list[str]:
         found = [(name, getattr(network, key, None)) for key, name in kinds.items()]
         counts = {name: tokens.shape[1] for name, tokens in found if tokens is not None}
     else:
-        # each is put before the others
-        of_ours = [part for part in network.patch_embedding if isinstance(part, LearnedTokens)][
-            ::-1
-        ]  # the last is first
+        # each is put before the others, so that the last is first
+        of_ours = [part for part in network.patch_embedding if isinstance(part, LearnedTokens)][::-1]
         kinds_of_ours = {ClassToken: "class token", DistillationToken: "distillation token", RegisterTokens: "register"}
         counts = {kinds_of_ours.get(type(part), "token"): part.token.shape[1] for part in of_ours}
     names = [name if count == 1 else f"{name} {n + 1}" for name, count in counts.items() for n in range(count)]

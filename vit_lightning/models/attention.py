@@ -55,14 +55,15 @@ class DotProductAttention(nn.Module):
         return f"scale={self.scale:g}, dropout={self.dropout:g}"
 
 
-def _heads_problems(emb_size: int, num_heads: int, dim_head: int | None = None, other: str = "") -> list[str]:
-    """Returns a problem if heads do not share the width of the tokens, with another way out."""
+def _heads_problems(emb_size: int, num_heads: int, dim_head: int | None) -> list[str]:
+    """Returns a problem if heads do not share the width of the tokens."""
     if num_heads < 1 or (dim_head is not None and dim_head < 1):
         return [f"num_heads={num_heads} and dim_head={dim_head} must be at least 1"]
     if dim_head is not None or emb_size % num_heads == 0:
         return []
     divisors = ", ".join(str(n) for n in range(1, emb_size + 1) if emb_size % n == 0)
-    return [f"num_heads={num_heads} does not divide emb_size={emb_size} (choose one of {divisors}{other})"]
+    way_out = f"choose one of {divisors}, or give attention.dim_head"
+    return [f"num_heads={num_heads} does not divide emb_size={emb_size} ({way_out})"]
 
 
 class MultiHeadAttention(nn.Module):
@@ -100,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         refuse(
             probabilities(dropout=dropout, projection_dropout=projection_dropout),
-            _heads_problems(emb_size, num_heads, dim_head, ", or give attention.dim_head"),
+            _heads_problems(emb_size, num_heads, dim_head),
         )
         self.num_heads = num_heads
         self.dim_head = emb_size // num_heads if dim_head is None else dim_head
@@ -164,23 +165,6 @@ class SeparateAttention(MultiHeadAttention):
             for layer in (self.queries, self.keys, self.values)
         )
         return queries, keys, values
-
-
-class TorchAttention(nn.MultiheadAttention):
-    """``nn.MultiheadAttention`` of the tokens with themselves, (b, n, e) -> (b, n, e): the same function, to compare.
-
-    Args:
-        emb_size: width of the tokens.
-        num_heads: number of heads.
-        dropout: probability of dropping an attention weight in training.
-    """
-
-    def __init__(self, emb_size: int = 768, num_heads: int = 12, *, dropout: float = 0.0) -> None:
-        refuse(probabilities(dropout=dropout), _heads_problems(emb_size, num_heads))
-        super().__init__(emb_size, num_heads, dropout=dropout, batch_first=True)
-
-    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(tokens, tokens, tokens, need_weights=False)[0]
 
 
 class DividedAfterSoftmax(DotProductAttention):

@@ -36,11 +36,9 @@ def arguments(given: Mapping[str, Any]) -> list[str]:
 
     pool, token, depth, width = (given[key] for key in ("pool", "class_token", "depth", "emb_size"))
     attention, final_norm = given["attention"], given["final_norm"]
-    of_torch = "attention=MultiheadAttention takes three inputs (choose TorchAttention, the same of tokens)"
     rules = [
         (pool != "cls" or token, "pool=cls needs class_token=true (or choose pool=mean)"),
         (depth <= DEPTH, f"depth={depth} must be at most {DEPTH}"),
-        (getattr(attention, "func", attention) is not nn.MultiheadAttention, of_torch),
     ]
     if given["distillation_token"]:
         rules += [

@@ -115,7 +115,7 @@ _LAYERS = {
     "qkv": r".*\.qkv",
     "kv": r"head\.pool\.kv",
     "query": r".*\.(query|queries|keys|values)",
-    "projection": r".*\.(projection|out_proj)",
+    "projection": r".*\.projection",
     "representation": r"head\.representation\..*",
     "head": r"head\.(linear|distillation)",
 }
@@ -134,8 +134,6 @@ def _initialise(scheme: dict[str, Draws], network: nn.Module) -> None:
             kinds, weight = [_TOKENS.get(type(module), "token"), "token"], module.token
         elif isinstance(module, AttentionPool) and "probe" in scheme:
             kinds, weight = ["probe"], module.probe
-        elif isinstance(module, nn.MultiheadAttention):
-            kinds, weight, bias = ["qkv"], module.in_proj_weight, module.in_proj_bias
         elif isinstance(module, nn.Linear | nn.Conv2d):
             weight = module.weight
         draws = next(scheme[kind] for kind in (*kinds, "*") if kind in scheme)

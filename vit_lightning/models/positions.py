@@ -87,10 +87,7 @@ def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: 
     frequencies = 1.0 / temperature**steps
     y, x = torch.meshgrid(*(torch.arange(size, dtype=dtype, device="cpu") for size in grid), indexing="ij")
     x, y = x.reshape(-1, 1) * frequencies, y.reshape(-1, 1) * frequencies
-    quarters = {
-        "timm": (y.sin(), x.sin(), y.cos(), x.cos()),
-        "timm_interleaved": (y.sin(), y.cos(), x.sin(), x.cos()),
-    }
+    quarters = {"timm": (y.sin(), x.sin(), y.cos(), x.cos()), "timm_interleaved": (y.sin(), y.cos(), x.sin(), x.cos())}
     return torch.cat(quarters.get(form, (x.sin(), x.cos(), y.sin(), y.cos())), dim=1).double()
 
 

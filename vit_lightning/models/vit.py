@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ class ViT(NamedSequential):
             PostNormBlock, ResPostNormBlock, SandwichNormBlock, ParallelBlock, or CrateBlock for CRATE; a block of your
             own takes the arguments of TransformerEncoderBlock.
         attention: attention of each block: MultiHeadAttention, SeparateAttention, DividedAfterSoftmaxAttention,
-            RotaryAttention, TorchAttention or MSSA.
+            RotaryAttention or MSSA.
         feed_forward: feed-forward part of each block: FeedForwardBlock, SwiGLU, PackedSwiGLU or ISTA.
         emb_dropout: dropout probability on the embedded patches.
         head_dropout: dropout probability on the pooled vector.
@@ -85,8 +85,6 @@ class ViT(NamedSequential):
     patch_embedding: PatchEmbedding
     encoder: TransformerEncoder
     head: ClassificationHead | DistilledHead
-    reference: dict[str, Any] | None = None
-    """Origin of the weights as plain data: family, config and layout (``weights.from_reference``)."""
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
@@ -21,8 +20,7 @@ from vit_lightning.models.resize import ResizePositions, resize
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size
 
-POSITIONS = "patch_embedding.positions.table"
-PROJECTION = "patch_embedding.projection"
+POSITIONS, KERNEL = "patch_embedding.positions.table", "patch_embedding.projection.conv.weight"
 BEFORE = ("head.pool.", "head.norm.", "head.representation.")
 """Parts of a head of ours before the layer that has a row for each class."""
 TOKENS = ("class_token", "distillation_token", "register_tokens")
@@ -47,10 +45,6 @@ class Adapted:
     def load(self, network: nn.Module) -> None:
         """Loads the weights; those that are new keep the values that the network has."""
         network.load_state_dict(self.state, strict=False)
-
-    def facts(self) -> dict[str, object]:
-        """Returns the report as plain data."""
-        return {name: getattr(self, name) for name in ("resized", "new", "left_out", "taken")}
 
     def sentence(self) -> str:
         """Returns the report in one line."""
@@ -96,32 +90,32 @@ def adapt(
     without_lora = {_plain(name): name for name in weights if name not in own}
     for name, weight in own.items():
         plain = _plain(name)
-        found = name if name in weights else without_lora.get(plain, "")
-        value = weights.pop(found, None)
-        taken = value
-        if rows is not None and value is not None and plain.startswith(rules.heads) and not plain.startswith(BEFORE):
-            value = value[torch.tensor(rows)]
-        if value is not None and value.shape == weight.shape and reset_head and plain.startswith(rules.heads):
-            adapted.new[name] = reset_head
-        elif value is not None and value.shape == weight.shape and value is not taken:
-            adapted.state[name], adapted.resized[name] = value, f"head of {len(value)} of {len(taken)} classes by name"
-        elif value is not None and value.shape == weight.shape:
+        in_head = plain.startswith(rules.heads)
+        value, by_name = weights.pop(name if name in weights else without_lora.get(plain, ""), None), ""
+        if rows is not None and value is not None and in_head and not plain.startswith(BEFORE):
+            value, by_name = value[torch.tensor(rows)], f"head of {len(rows)} of {len(value)} classes by name"
+        if value is not None and value.shape == weight.shape:
+            if reset_head and in_head:
+                adapted.new[name] = reset_head
+                continue
             adapted.state[name] = value
-            adapted.taken.append(name)
+            if by_name:
+                adapted.resized[name] = by_name
+            else:
+                adapted.taken.append(name)
         elif value is not None and interpolation == "reset" and rules.is_positions(plain):
             adapted.new[name] = "new positions"
         elif value is not None and (resized := rules.resized(plain, value, weight)) is not None:
             adapted.state[name], adapted.resized[name] = resized
         elif value is None and (part := _optional(plain, weight)):
             adapted.new[name] = f"new {part}"
-        elif new_head and plain.startswith(rules.heads):
+        elif new_head and in_head:
             adapted.new[name] = f"new head{_classes(value, weight)}"
         elif "lora_" in name:
             adapted.new[name] = "new LoRA weights"
-        elif value is None:
-            problems.append(f"it lacks {name}")
         else:
-            problems.append(f"it has {name} as {_shape(value)}, the model as {_shape(weight)}")
+            mine = f", the model as {_shape(weight)}"
+            problems.append(f"it lacks {name}" if value is None else f"it has {name} as {_shape(value)}{mine}")
     for name, value in weights.items():
         plain = _plain(name)
         part = _optional(plain, value) or ("head" if new_head and plain.startswith(rules.heads) else "")
@@ -173,22 +167,14 @@ class _Rules:
     ) -> None:
         self.network, self.source, self.grid, self.interpolation = network, source, grid, interpolation
         kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
-        self.first = f"{PROJECTION}.conv.weight" if isinstance(network, ViT) else f"{next(kernels, '')}.weight"
+        self.first = KERNEL if isinstance(network, ViT) else f"{next(kernels, '')}.weight"
         self.heads = heads_of(network)
 
     def resized(self, name: str, value: Tensor, weight: Tensor) -> tuple[Tensor, str] | None:
         """Returns a value with the shape of a weight and how it was made; None if there is no way."""
         if name == self.first:
             return _projection(value, weight)
-        if name == f"{PROJECTION}.linear.weight" and isinstance(self.network, ViT) and self.source is not None:
-            (p1, p2), (q1, q2) = self.source.patch_size, self.network.patch_size
-            old = rearrange(value, "e (c p1 p2) -> e c p1 p2", p1=p1, p2=p2)
-            new = rearrange(weight, "e (c p1 p2) -> e c p1 p2", p1=q1, p2=q2)
-            made = _projection(old, new)
-            return None if made is None else (made[0].flatten(1), made[1])
-        if value.ndim != 3 or value.shape[2] != weight.shape[2]:
-            return None
-        if not self.is_positions(name):
+        if value.ndim != 3 or value.shape[2] != weight.shape[2] or not self.is_positions(name):
             return None
         vit = self.network if isinstance(self.network, ViT) else None
         return self._positions(vit, value) if vit is not None else self._positions_of_others(value, weight)

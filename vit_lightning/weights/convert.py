@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,30 +13,15 @@ from torch import Tensor, nn
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.vit import ViT
-from vit_lightning.weights.describe import canonical_state, describe
 from vit_lightning.weights.family_einops import CRATE, EINOPS_TUTORIAL, SIMPLE_VIT, VIT_PYTORCH
 from vit_lightning.weights.family_hf import DEIT, DINOV2, DINOV3, HF
 from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY, TORCH_ENCODER, TORCHVISION
-from vit_lightning.weights.options import Options, build, is_dropout
+from vit_lightning.weights.options import Options, build, canonical_state, describe
 from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
 
-_TABLES = (
-    TIMM,
-    TORCHVISION,
-    HF,
-    DEIT,
-    VIT_PYTORCH,
-    SIMPLE_VIT,
-    CRATE,
-    BIG_VISION,
-    GOOGLE,
-    TORCH_ENCODER,
-    EINOPS_TUTORIAL,
-    TIMM_LEGACY,
-    DINOV2,
-    DINOV3,
-)
+_TABLES = [TIMM, TORCHVISION, HF, DEIT, VIT_PYTORCH, SIMPLE_VIT, CRATE, BIG_VISION, GOOGLE, TORCH_ENCODER]
+_TABLES += [EINOPS_TUTORIAL, TIMM_LEGACY, DINOV2, DINOV3]
 FAMILIES = {family.name: family for family in _TABLES}
 WRITTEN = [family.name for family in _TABLES if family.unpack is Family.unpack]
 """Families whose tables read both ways."""
@@ -51,7 +35,7 @@ TOLERANCE = 1e-4
 def from_reference(
     state_dict: Mapping[str, Tensor | np.ndarray[Any, Any]], *, family: str, config: Mapping[str, Any]
 ) -> ViT:
-    """Returns a ViT that computes the same function as the reference.
+    """Returns a ViT that computes the same function as the reference, without dropouts, which act in training alone.
 
     Args:
         state_dict: the reference's weights, under its names.
@@ -60,13 +44,14 @@ def from_reference(
 
     Returns:
         A ViT in training mode, of the weights' dtype; if they have several, of float64 if it is among them, else of
-        float32. Its ``reference`` keeps family, config and layout.
+        float32.
 
     Raises:
         UserError: names options that we do not have, and missing, unexpected and misshapen tensors.
     """
     table = find_family(family)
-    tensors = {name: _tensor(name, value) for name, value in state_dict.items()}
+    given = {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in state_dict.items()}
+    tensors = {name: tensor.detach() for name, tensor in given.items()}
     layout = table.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     options, vit = _build(table, config, layout)
     state = canonical_state(vit)
@@ -79,21 +64,17 @@ def from_reference(
     several = torch.float64 if torch.float64 in dtypes else torch.float32
     dtype = dtypes.pop() if len(dtypes) == 1 else several
     vit.to(dtype).load_state_dict({name: state[name].to(dtype, copy=True) for name in vit.state_dict()}, assign=True)
-    vit.reference = {"family": family, "config": copy.deepcopy(dict(config)), "layout": layout}
     return vit
 
 
-def to_reference(
-    vit: ViT, *, family: str, layout: Layout | None = None, dropouts: bool = True
-) -> tuple[Tensors, Config]:
+def to_reference(vit: ViT, *, family: str, layout: Layout | None = None) -> tuple[Tensors, Config]:
     """Returns the weights of a ViT under a reference's names, and the arguments of the reference's constructor.
 
     Args:
         vit: any ViT that the family can express.
         family: one of ``WRITTEN``.
-        layout: form of the file where those of a family differ (``FAMILIES[family].layouts``). By default a model is
-            exported in the layout that it was imported from, and any other in the family's current one.
-        dropouts: whether the family has to have those of the model too, which act in training alone.
+        layout: form of the file where those of a family differ (``FAMILIES[family].layouts``); by default the current
+            one.
 
     Raises:
         UserError: names the options of the model that the family does not have.
@@ -102,27 +83,20 @@ def to_reference(
     if table.unpack is not Family.unpack:
         raise UserError(f"family={family} is read alone: must be one of {', '.join(WRITTEN)}")
     options = describe(vit)
-    imported = vit.reference if vit.reference is not None and vit.reference["family"] == family else None
-    old_layout = imported["layout"] if imported is not None else {}
-    layout = {**table.layout_for(options), **old_layout, **(layout or {})}
-    assert layout.keys() <= table.layouts.keys(), layout
+    layout = {**table.layout_for(options), **(layout or {})}
     written = table.write(options, layout)
-    expressed = _read_again(table, written, layout)
+    with torch.device("meta"):
+        expressed = describe(_build(table, written, layout)[1])
     refuse(
         f"{name}={value}: {family} cannot express it (there it is {expressed[name]})"
         for name, value in options.items()
-        if value != expressed[name] and (dropouts or not is_dropout(name))
+        if value != expressed[name]
     )
     state = canonical_state(vit)
     tensors = to_theirs(state, find_names(state, table.names(options, layout)))
     weight = next(iter(tensors.values()))
     tensors |= {name: weight.new_empty(shape) for name, shape in table.extra(options, layout).items()}
-    config = {name: value for name, value in written.items() if value != table.defaults[name]}
-    # the words of the imported config are kept while they express the same
-    same_layout = imported is not None and old_layout == {key: layout[key] for key in old_layout}
-    if imported is not None and same_layout and _read_again(table, imported["config"], layout) == options:
-        config = copy.deepcopy(imported["config"])
-    return tensors, config
+    return tensors, {name: value for name, value in written.items() if value != table.defaults[name]}
 
 
 def find_family(family: str, key: str = "family") -> Family:
@@ -130,19 +104,6 @@ def find_family(family: str, key: str = "family") -> Family:
     if family not in FAMILIES:
         raise UserError(f"{key}={family} must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family]
-
-
-def _tensor(name: str, value: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    try:
-        # a copy of an array: torch cannot share read-only ones
-        tensor = value.detach() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-    except (TypeError, ValueError) as fault:
-        raise UserError(f"{name}: {fault}") from fault
-    if not tensor.is_floating_point():
-        raise UserError(
-            f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, but weights must be floating-point numbers"
-        )
-    return tensor
 
 
 def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:
@@ -154,12 +115,6 @@ def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Op
         return options, build(options)
 
 
-def _read_again(table: Family, config: Config, layout: Layout) -> Options:
-    """Returns the options that a config expresses, in the spelling of ``describe``."""
-    with torch.device("meta"):
-        return describe(_build(table, config, layout)[1])
-
-
 def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:
     problems = [f"{name} is missing in the weights of {family}" for name in expected if name not in tensors]
     problems += [f"{name} is unexpected in the weights of {family}" for name in tensors if name not in expected]
@@ -167,6 +122,11 @@ def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], fa
         f"{name} has shape {tuple(tensor.shape)}, but the config gives {expected[name]}"
         for name, tensor in tensors.items()
         if name in expected and tuple(tensor.shape) != tuple(expected[name])
+    ]
+    problems += [
+        f"{name} holds {tensor.dtype}, and no floating-point numbers"
+        for name, tensor in tensors.items()
+        if not tensor.is_floating_point()
     ]
     refuse(problems)
 

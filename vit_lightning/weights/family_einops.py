@@ -29,7 +29,7 @@ _POOL = Field("pool", "cls", "pool", lambda pool: word("pool", pool, _POOLS), la
 def _read_projection(config: Config) -> Options:
     """Returns no projection for one head as wide as the tokens, where the references leave it out."""
     absent = config["heads"] == 1 and config["dim_head"] == config["dim"]
-    return {"projection": False, "projection_dropout": 0.0} if absent else {}
+    return {"projection": False} if absent else {}
 
 
 def _matrix_names(options: Options, theirs: str) -> Names:
@@ -132,12 +132,11 @@ VIT_PYTORCH = Family(
         _HIDDEN,
         _POOL,
         *_MORE_SIZES,
-        Field("dropout", 0.0, ("dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")),
-        Field("emb_dropout", 0.0, "emb_dropout"),
     ),
     names=_vit_names,
     fixed=_FIXED,
     read_rest=_read_vit,
+    inert=frozenset({"dropout", "emb_dropout"}),
     layouts={**_LAYOUTS, "version": ("current", "older"), "blocks": ("norm inside", "norm outside")},
     layout_options={name: name for name in _NORMS},
     find_layout=_vit_layout,
@@ -192,14 +191,12 @@ CRATE = Family(
         *_SIZES,
         _POOL,
         *_MORE_SIZES,
-        Field("dropout", 0.0, ("dropout", "projection_dropout")),
-        Field("emb_dropout", 0.0, "emb_dropout"),
         Field("ista", 0.1, "step_size", write=lambda step_size: 0.1 if step_size is None else step_size),
     ),
     names=_crate_names,
     fixed={**_FIXED, "attention": "mssa", "feed_forward": "ista", "threshold": 0.1, "final_norm": "after_pool"},
     read_rest=_read_crate,
-    inert=frozenset({"mlp_dim"}),  # the reference takes it and does not use it
+    inert=frozenset({"dropout", "emb_dropout", "mlp_dim"}),  # the last is taken and not used
 )
 
 _ATTENTIONS = {"literal": "divided_after_softmax", "correct": "softmax"}
@@ -264,15 +261,13 @@ EINOPS_TUTORIAL = Family(
         Field("num_classes", 1000, "num_classes"),
         Field("num_heads", 8, "num_heads"),
         Field("forward_expansion", 4),
-        Field("drop_p", 0.0, ("projection_dropout", "output_dropout")),
-        Field("forward_drop_p", 0.0, "feed_forward_dropout"),
-        Field("dropout", 0.0, "dropout"),
         choice("attention_variant", "fused_literal", "attention", _VARIANTS),
     ),
     names=_tutorial_names,
     fixed={"norm": "layernorm_1e-05", "final_norm": "after_pool", "pool": "mean_all"},
     read_rest=_tutorial_read,
     write_rest=_tutorial_write,
+    inert=frozenset({"drop_p", "forward_drop_p", "dropout"}),
     layouts={"attention": ("fused", "separate"), "patches": ("conv", "linear")},
     find_layout=_tutorial_find_layout,
 )

@@ -61,6 +61,7 @@ _INERT |= {"architectures", "transformers_version", "dtype", "torch_dtype", "id2
 _INERT |= {"_name_or_path", "_commit_hash", "auto_map", "finetuning_task", "problem_type", "return_dict", "use_cache"}
 _INERT |= {"output_attentions", "output_hidden_states", "torchscript", "use_bfloat16", "gradient_checkpointing"}
 _INERT |= {"chunk_size_feed_forward", "is_encoder_decoder", "attn_implementation", "_attn_implementation_autoset"}
+_INERT |= {"hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout"}
 """What transformers writes into any config.json, and what else says nothing about the function."""
 
 
@@ -82,18 +83,13 @@ def _norm_eps(norm: str) -> float:
     return float(norm.rpartition("_")[2])
 
 
-_USUAL = (
-    Field("hidden_dropout_prob", 0.0, ("emb_dropout", "projection_dropout", "output_dropout")),
-    Field("attention_probs_dropout_prob", 0.0, "dropout"),
-    Field("qkv_bias", True, "qkv_bias"),
-)
 _MORE = (Field("layerscale_value", 1.0, "layer_scale"), Field("num_register_tokens", 0, "register_tokens"))
 
 HF = Family(
     name="hf",
     fields=(
         *_sizes(768, 12, 16, 1e-12),
-        *_USUAL,
+        Field("qkv_bias", True, "qkv_bias"),
         Field("intermediate_size", 3072, "hidden"),
         Field("num_labels", 2, "num_classes"),
     ),
@@ -126,10 +122,7 @@ DEIT = replace(
     read_rest=lambda config, options, layout: {"register_tokens": int(not layout["teacher"])},
     layouts={**HF.layouts, "teacher": (False, True)},
     layout_options={"teacher": "distillation_token"},
-    find_layout=lambda shapes: {
-        "names": _place_of(shapes),
-        "teacher": "distillation_classifier.weight" in shapes,
-    },
+    find_layout=lambda shapes: {"names": _place_of(shapes), "teacher": "distillation_classifier.weight" in shapes},
 )
 
 
@@ -234,7 +227,7 @@ DINOV2 = Family(
     name="dinov2",
     fields=(
         *_sizes(768, 12, 14, 1e-6),
-        *_USUAL,
+        Field("qkv_bias", True, "qkv_bias"),
         *_MORE,
         Field("num_labels", 0, "num_classes"),
         Field("mlp_ratio", 4.0),
@@ -282,7 +275,6 @@ DINOV3 = Family(
         Field("intermediate_size", 1536, "hidden"),
         Field("rope_theta", 100.0),
         choice("use_gated_mlp", False, "feed_forward", {False: "mlp", True: "swiglu"}),  # type: ignore[dict-item]
-        Field("attention_dropout", 0.0, "dropout"),
         Field("proj_bias", True, "projection_bias"),
         Field("mlp_bias", True, "feed_forward_bias"),
     ),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from vit_lightning.weights.fields import Field, choice, size, word
-from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options, Shapes
+from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options, Shapes
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Tensors, Theirs
 
 _NORM = "layernorm_1e-06"
@@ -89,17 +87,6 @@ def _names(options: Options, positions: str) -> Names:
 _FIXED: Options = {"norm": _NORM, "activation": "gelu_tanh"}
 
 
-def _flat(config: Mapping[str, Any]) -> Config:
-    """Returns a config in one level, where those of the repository have ``patches.size`` and a ``transformer``."""
-    flat = {**config, **(config.get("transformer") or {})}
-    flat.pop("transformer", None)
-    if isinstance(flat.get("patches"), Mapping):
-        flat["patches"] = flat["patches"]["size"]
-    if "num_classes" in flat:
-        flat["num_classes"] = flat["num_classes"] or 0
-    return flat
-
-
 GOOGLE = Family(
     name="google",
     fields=(
@@ -112,15 +99,12 @@ GOOGLE = Family(
         Field("image_size", ..., "image_size", size, list),
         choice("classifier", "token", "pool", {"token": "cls", "gap": "mean"}),
         Field("representation_size", None, "representation_size"),
-        Field("dropout_rate", 0.1, DROPOUTS),
-        Field("attention_dropout_rate", 0.1, "dropout"),
     ),
     names=lambda options, layout: _names(options, "Transformer/posembed_input/pos_embedding"),
     fixed=_FIXED,
     read_rest=lambda config, options, layout: {"class_token": options["pool"] == "cls"},
     without={"resnet": None, "add_position_embedding": True},
-    inert=frozenset({"head_bias_init", "model_name"}),
-    flatten=_flat,
+    inert=frozenset({"head_bias_init", "model_name", "dropout_rate", "attention_dropout_rate"}),
     headless=True,
     layout_options={"in_channels": "in_channels"},
     find_layout=_channels,
@@ -175,14 +159,13 @@ BIG_VISION = Family(
             lambda ours: "sincos2d" if ours.startswith("sincos2d") else "learn",
         ),
         Field("rep_size", False, "representation_size", write=lambda width: width or False),
-        Field("dropout", 0.0, DROPOUTS),
         choice("pool_type", "gap", "pool", {"gap": "mean", "tok": "cls", "map": "attention"}),
         Field("image_size", ..., "image_size", size, list),
     ),
     names=_big_vision_names,
     fixed=_FIXED,
     read_rest=_read_big_vision,
-    inert=frozenset({"head_zeroinit", "scan", "remat_policy", "dtype_mm"}),
+    inert=frozenset({"dropout", "head_zeroinit", "scan", "remat_policy", "dtype_mm"}),
     headless=True,
     layout_options={"in_channels": "in_channels"},
     find_layout=_channels,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from vit_lightning.sizes import side
 from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, size, word_for
-from vit_lightning.weights.options import ATTENTION, DROPOUTS, FEED_FORWARD, Options
+from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options
 from vit_lightning.weights.tables import Config, Family, Layout, Names
 
 _NORM = "layernorm_1e-06"
@@ -17,6 +17,7 @@ _ACTIVATIONS = {
 }
 _FEED_FORWARDS = {"Mlp": "mlp", "SwiGLU": "swiglu", "SwiGLUPacked": "swiglu_packed"}
 _POOLS = {"token": "cls", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "attention"}
+_DROPOUTS = ("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
 _NORM_AFTER_POOL = ("avg", "avgmax", "max")  # where fc_norm is not given
 _SIZES = (
     Field("img_size", 224, "image_size", size, side),
@@ -125,12 +126,6 @@ TIMM = Family(
         Field("final_norm", True),
         Field("fc_norm", None),
         Field("pool_include_prefix", False),
-        Field("drop_rate", 0.0, "head_dropout"),
-        Field("pos_drop_rate", 0.0, "emb_dropout"),
-        Field("patch_drop_rate", 0.0, "patch_dropout"),
-        Field("proj_drop_rate", 0.0, ("projection_dropout", "feed_forward_dropout", "output_dropout")),
-        Field("attn_drop_rate", 0.0, "dropout"),
-        Field("drop_path_rate", 0.0, "drop_path"),
         norm_choice("embed_norm_layer", "patch_token_norm", unset=None),
         choice("mlp_layer", "Mlp", "feed_forward", _FEED_FORWARDS, unset="Mlp"),
     ),
@@ -144,7 +139,7 @@ TIMM = Family(
         "block_fn": "Block",
         "attn_layer": "Attention",
     },
-    inert=frozenset({"weight_init", "fix_init"}),
+    inert=frozenset({"weight_init", "fix_init", "drop_path_rate", *_DROPOUTS}),
     headless=True,
     layouts={"distilled": (False, True)},
     layout_options={"distilled": "distillation_token"},
@@ -160,10 +155,7 @@ def _read_legacy(config: Config, options: Options, layout: Layout) -> Options:
 
 def _write_legacy(options: Options, layout: Layout) -> Config:
     usual = options["scale"] == options["dim_head"] ** -0.5
-    return {
-        "mlp_ratio": ratio(options["hidden"], options["emb_size"]),
-        "qk_scale": None if usual else options["scale"],
-    }
+    return {"mlp_ratio": ratio(options["hidden"], options["emb_size"]), "qk_scale": None if usual else options["scale"]}
 
 
 TIMM_LEGACY = Family(
@@ -174,14 +166,12 @@ TIMM_LEGACY = Family(
         Field("qk_scale", None, "scale"),
         Field("representation_size", None, "representation_size"),
         Field("distilled", False, "distillation_token"),
-        Field("drop_ratio", 0.0, DROPOUTS),
-        Field("attn_drop_ratio", 0.0, "dropout"),
-        Field("drop_path_ratio", 0.0, "drop_path"),
     ),
     names=_names,
     read_rest=_read_legacy,
     write_rest=_write_legacy,
     without={"embed_layer": "PatchEmbed"},
+    inert=frozenset({"drop_ratio", "attn_drop_ratio", "drop_path_ratio"}),
     headless=True,
     layouts={"blocks": ("blocks", "block")},
     find_layout=lambda shapes: {"blocks": "block" if any(name.startswith("block.") for name in shapes) else "blocks"},
@@ -225,14 +215,13 @@ TORCHVISION = Family(
         Field("num_heads", ..., "num_heads"),
         Field("hidden_dim", ..., "emb_size"),
         Field("mlp_dim", ..., "hidden"),
-        Field("dropout", 0.0, DROPOUTS),
-        Field("attention_dropout", 0.0, "dropout"),
         Field("num_classes", 1000, "num_classes"),
         Field("representation_size", None, "representation_size"),
         norm_choice("norm_layer", "norm", unset="layernorm_1e-06"),
     ),
     names=_torchvision_names,
     without={"conv_stem_configs": None},
+    inert=frozenset({"dropout", "attention_dropout"}),
     layouts={"mlp": _MLP_NAMES},
     find_layout=lambda shapes: {"mlp": _MLP_NAMES[any(".mlp.linear_1." in name for name in shapes)]},
 )
@@ -260,8 +249,7 @@ TORCH_ENCODER = Family(
         Field("mlp_ratio", 4.0),
     ),
     names=_torch_encoder_names,
-    # it sets one dropout to 0.1, and the others are 0.1 because that is the default of torch's layer
-    fixed={"norm": "layernorm_1e-05", "dropout": 0.1, **dict.fromkeys(DROPOUTS, 0.1)},
+    fixed={"norm": "layernorm_1e-05"},
     read_rest=lambda config, options, layout: {"hidden": int(config["embed_dim"] * config["mlp_ratio"])},
     write_rest=lambda options, layout: {"mlp_ratio": ratio(options["hidden"], options["emb_size"])},
 )

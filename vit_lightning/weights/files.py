@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,12 +34,7 @@ from vit_lightning.weights.hubs import LIBRARIES, cfg_of_timm, hub_folder
 
 PLACES = (*LIBRARIES, "hf-hub", "wandb")
 """What may stand before the colon in the name of a model."""
-IN_FOLDER = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
+IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Files of weights that a folder of ``save_pretrained`` or of an export may hold, in the order in which they count."""
 _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "backbone.")
 """Prefixes that are left out of the names of a network of no family."""
@@ -137,14 +131,14 @@ def _read(place: str, key: str) -> WeightsFile:
     if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):
         path = find_checkpoint(place, key)
     file = _file_in(path) if path.is_dir() else path
-    contents, inside, sealed = _contents(file)
+    contents, sealed = _contents(file)
     if is_ours(contents):
         checkpoint = check_checkpoint(file, contents, sealed)
         state: dict[str, Tensor] = checkpoint["state_dict"]
         tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
         return WeightsFile(place, path, tensors, checkpoint["config"], checkpoint, checkpoint.get("test_view"))
     tensors, notes = _tidy(contents)
-    config, (view, unread) = _described(file, contents, inside)
+    config, (view, unread) = _described(file, contents)
     return WeightsFile(place, path, tensors, config, view=view, unread=unread, notes=notes)
 
 
@@ -158,14 +152,9 @@ def is_ours(contents: Any) -> bool:
 
 def _file_in(folder: Path) -> Path:
     found = [folder / name for name in IN_FOLDER if (folder / name).is_file()]
-    exported = "export: give an export of the form safetensors or hf"
-    for name, text in {
-        "model.onnx": f"an ONNX {exported}",
-        "model.pt2": f"a torch.export {exported}",
-        "adapter_config.json": "an adapter of PEFT: give what its merge_and_unload() and save_pretrained(...) write",
-    }.items():
-        if not found and (folder / name).is_file():
-            raise UserError(f"{folder} is {text}")
+    if not found and (folder / "adapter_config.json").is_file():
+        way_out = "give what its merge_and_unload() and save_pretrained(...) write"
+        raise UserError(f"{folder} is an adapter of PEFT: {way_out}")
     if not found and (run := newest_run(folder)):
         raise UserError(f"{folder} holds runs and is none itself{run}")
     if not found:
@@ -173,24 +162,24 @@ def _file_in(folder: Path) -> Path:
     return found[0]
 
 
-def _described(file: Path, contents: Any, inside: dict[str, Any] | None) -> tuple[dict[str, Any] | None, Described]:
+def _described(file: Path, contents: Any) -> tuple[dict[str, Any] | None, Described]:
     """Returns what a file, or config.json beside it, or NAME.json, says about the model and about its images."""
-    config, args = (contents.get(key) if isinstance(contents, dict) else None for key in ("config", "args"))
+    whole_file = contents if isinstance(contents, dict) else {}
+    config, args, arch = map(whole_file.get, ("config", "args", "arch"))
     if isinstance(config, dict) and isinstance(config.get("model"), dict):  # of ViTClassifier, by any Trainer
         view = contents.get("test_view")
         return {"model": config["model"]}, Described(view if isinstance(view, dict) else {}, {})
-    args, whole = vars(args) if isinstance(args, argparse.Namespace) else args, True
+    args, inside, whole = vars(args) if isinstance(args, argparse.Namespace) else args, None, True
     if isinstance(args, dict) and isinstance(args.get("model"), str) and "crop_pct" in args:  # of timm's train.py
         cfg = cfg_of_timm(args["model"])
         inside, whole = with_args(args, cfg or {}), cfg is not None
     elif isinstance(args, dict):
-        inside = inside or of_args(args)
+        inside = of_args(args)
     if file.name in IN_FOLDER and file.with_name("config.json").is_file():
         config, images = (_read_json(file.with_name(f"{name}.json")) for name in ("config", "preprocessor_config"))
         return inside or config, described(inside or config, images, whole=whole)
     with contextlib.suppress(UserError):  # another file by chance
         inside = inside or _read_json(file.with_suffix(".json"))
-    arch = contents.get("arch") if isinstance(contents, dict) else None
     if inside is None and isinstance(arch, str) and (cfg := cfg_of_timm(arch)):  # whose images are usual
         return None, described({"architecture": arch, "pretrained_cfg": cfg})
     return inside, described(inside, whole=whole)
@@ -201,58 +190,40 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return _json_object(path.read_bytes())
+        if isinstance(found := json.loads(path.read_bytes()), dict):
+            return found
+        raise ValueError(f"it holds {type(found).__name__}")
     except (OSError, ValueError, RecursionError) as fault:
         raise UserError(f"{path} is no JSON of an object ({first_line(fault)})") from fault
 
 
-def _json_object(text: str | bytes) -> dict[str, Any]:
-    if not isinstance(found := json.loads(text), dict):
-        raise ValueError(f"it holds {type(found).__name__}")
-    return found
-
-
-def _contents(file: Path) -> tuple[Any, dict[str, Any] | None, bool]:
-    """Returns what a file of weights holds, the description inside it, and whether it has our checksum."""
+def _contents(file: Path) -> tuple[Any, bool]:
+    """Returns what a file of weights holds, and whether it has our checksum."""
     if file.name.endswith(".index.json"):
-        return _read_shards(file), None, False
+        return _read_shards(file), False
     try:
         with file.open("rb") as opened:
             head = opened.read(9)
     except OSError as fault:
         raise UserError(f"{file} cannot be read: {first_line(fault)}") from fault
     if head[8:] == b"{":
-        return *_read_safetensors(file), False
-    if head.startswith(b"PK\x03\x04") and _is_npz(file):
-        return _read_npz(file), None, False
+        return _read_safetensors(file), False
+    if head.startswith(b"PK\x03\x04") and file.suffix == ".npz":
+        return _read_npz(file), False
     if not head.startswith((b"PK\x03\x04", b"\x80")):
         raise UserError(f"{file} holds no weights: it is no file of torch.save, safetensors or numpy (.npz)")
     with torch.serialization.safe_globals([argparse.Namespace]):  # which timm's checkpoints hold
-        contents, sealed = read_archive(file)
-    return contents, None, sealed
+        return read_archive(file)
 
 
-def _is_npz(file: Path) -> bool:
-    """Whether a zip file holds arrays of numpy alone; not if it is damaged."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return all(name.endswith(".npy") for name in archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False
-
-
-def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    from safetensors import SafetensorError, safe_open
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     try:
-        with safe_open(file, framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            described = (opened.metadata() or {}).get("config", "")
+        return load_file(file)
     except (SafetensorError, OSError, ValueError, TypeError) as fault:
         raise UserError(f"{file} cannot be read as safetensors: {first_line(fault)}") from fault
-    with contextlib.suppress(ValueError, RecursionError):  # a description of another kind, or none
-        return tensors, _json_object(described)
-    return tensors, None
 
 
 def _read_shards(index: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, first_line
 from vit_lightning.limits import meant
 from vit_lightning.weights.descriptions import centre_cropped
 
@@ -104,7 +104,7 @@ def _fetched(load: Callable[[], T], place: str) -> T:
         with patch.dict(os.environ, TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):  # torchvision would run code in a file
             return load()
     except Exception as fault:  # of urllib, of sockets, of the hub
-        reason = (" ".join(str(fault).split()) or type(fault).__name__).split(". ")[0][:200]
+        reason = first_line(fault)
         if isinstance(fault, OSError) and fault.errno is None:  # not of the disk
-            reason = f"offline, or there is no such model{f' ({reason})' * (len(reason) < 60)}"
+            reason = "offline, or there is no such model"
         raise UserError(f"{place}: its weights cannot be had: {reason}") from fault

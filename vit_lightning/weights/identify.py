@@ -24,16 +24,8 @@ from vit_lightning.sizes import pair
 from vit_lightning.weights.convert import FAMILIES, find_family, from_reference
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
-from vit_lightning.weights.options import (
-    EMBEDDING,
-    OPTIONS,
-    PATCHES,
-    SIZES,
-    Options,
-    ShapeReader,
-    as_part,
-)
-from vit_lightning.weights.tables import Config, Family, Layout, Reading, Tensors
+from vit_lightning.weights.options import EMBEDDING, OPTIONS, PATCHES, SIZES, Options, ShapeReader, as_part
+from vit_lightning.weights.tables import Config, Family, Reading, Tensors
 
 OURS = "vit_lightning"
 """Family of weights under our own names; its config is ``class_path`` and ``init_args`` of ViT."""
@@ -55,16 +47,8 @@ _HEADS_OF_FAMILY = {
 _OUR_FIELDS = tuple(Field(name, ..., name, pair if name in ("image_size", "patch_size") else int) for name in SIZES)
 _OUR_TABLE = Family(OURS, _OUR_FIELDS, names=lambda options, layout: {})
 """Weights under our own names, of which these sizes may be given."""
-_UNREAD = {
-    "EVA-02": r"blocks\.\d+\.(attn\.(q_bias|q_proj\.weight|inner_attn_ln\.weight)|mlp\.ffn_ln\.weight)",
-    "Swin": r"layers\.\d+\.blocks\.\d+\.attn\.(relative_position_bias_table|logit_scale)",
-    "BEiT": r".*\.relative_position_bias(_table|\.relative_position_bias_table)",
-    "CLIP or SigLIP": r"(visual\.)?transformer\.resblocks\..*|vision_model\.encoder\..*",
-    "MAE with its decoder": r"decoder_(blocks|embed)\..*",
-    "SAM": r"(image_encoder\.)?blocks\.\d+\.attn\.rel_pos_h",
-    "LoRA beside those of a model (PEFT's merge_and_unload() joins them)": r".*\.(lora_[AB]|base_layer)\..*",
-}
-"""Names of tensors by which files of other ViTs are known that are not read."""
+_SHOWN = 6
+"""Number of problems that are told of weights of another kind of network."""
 
 
 class Identified(NamedTuple):
@@ -73,13 +57,11 @@ class Identified(NamedTuple):
     Args:
         family: one of ``FAMILIES``, or vit_lightning for weights under our own names.
         config: arguments of the reference's constructor; class_path and init_args of ViT for our own names.
-        layout: form of the file where those of a family differ.
         notes: sentences on what was looked up or assumed.
     """
 
     family: str
     config: Config
-    layout: Layout
     notes: tuple[str, ...]
 
 
@@ -101,7 +83,7 @@ def identify(
     described = (file.config or {}).get("model")
     given = dict(config or {})
     if isinstance(described, Mapping) and "class_path" in described:
-        return Identified(OURS, _with_arguments(described, given), {}, ())
+        return Identified(OURS, _with_arguments(described, given), ())
     stated = _stated(file)
     wanted = given.pop("family", stated.pop("family", None))
     families = FAMILIES.values() if wanted is None else (find_family(wanted, "config.family"),)
@@ -109,9 +91,9 @@ def identify(
     names = " ".join(on_meta)
     if wanted is None and "patch_embedding.projection" in names and "encoder.0.attention" in names:
         return _identify_ours(on_meta, given, model)
-    for kind, pattern in _UNREAD.items():
-        if any(re.fullmatch(pattern, name) for name in on_meta):
-            raise UserError(f"{file.place} holds weights of {kind}, which is not read (read are {', '.join(FAMILIES)})")
+    if any(re.search(r"\.(lora_[AB]|base_layer)\.", name) for name in on_meta):
+        way_out = "PEFT's merge_and_unload() joins them"
+        raise UserError(f"{file.place} holds weights of LoRA beside those of a model, which is not read ({way_out})")
     failures: list[UserError] = []
     readings = filter(None, [table.recognise(on_meta) for table in families])
     for reading in sorted(readings, key=lambda reading: -reading.coverage):
@@ -120,7 +102,8 @@ def identify(
         except UserError as error:
             failures.append(error)
     if failures:
-        raise failures[0]
+        problems = failures[0].problems
+        raise UserError(problems[:_SHOWN] + [f"and {len(problems) - _SHOWN} more"] * (len(problems) > _SHOWN))
     first = ", ".join(list(on_meta)[:3])
     raise UserError(f"{file.place} holds weights of none of the families (first names: {first})")
 
@@ -175,11 +158,7 @@ class _Clues:
         kernel = f"{PATCHES}.{'conv' if f'{PATCHES}.conv.weight' in self.shapes else 'linear'}.weight"
         width, pixels = self.reader.size(kernel), self.reader.size(kernel, 1)
         patch = self.shapes[kernel][2:]
-        numbers = {int(found[1]) for name in self.shapes if (found := re.match(r"encoder\.(\d{1,4})\.", name))}
-        depth = len(numbers)
-        wanted = self.base["depth"] if "depth" in self.known else max(numbers, default=-1) + 1
-        if wanted != depth:
-            raise UserError(f"the weights are those of {depth} blocks, and not of {wanted}")
+        depth = len({found[1] for name in self.shapes if (found := re.match(r"encoder\.(\d+)\.", name))})
         sizes = {"in_channels": pixels, "patch_size": patch} if len(patch) == 2 else self._patch(pixels)
         return {"emb_size": width, "depth": depth, **sizes}
 
@@ -249,11 +228,8 @@ class _Clues:
             rows, columns = (side, side) if image is None else (image[0] // height, image[1] // width)
             if rows * columns and before + rows * columns == table[-2]:
                 return {"positions": kind, "image_size": image or (rows * height, columns * width)}
-        if image is None:
-            ask = f"give config={{'{word}': [height, width]}}"
-            raise UserError(f"the {table[-2]} positions are no square of patches: {ask}")
-        patches = (image[0] // height) * (image[1] // width)
-        raise UserError(f"{word}={image[0]}x{image[1]} has {patches} patches, the table of positions {table[-2]} rows")
+        ask = f"give config={{'{word}': [height, width]}}, of as many patches"
+        raise UserError(f"the {table[-2]} positions are no square of patches: {ask}")
 
 
 def _as_family(
@@ -278,7 +254,7 @@ def _as_family(
     with torch.device("meta"):
         from_reference(tensors, family=table.name, config=config)  # names all tensors that do not fit
     assumed = () if stated else (_assumed(table.name, options),)
-    return Identified(table.name, config, layout, (*clues.notes, *assumed))
+    return Identified(table.name, config, (*clues.notes, *assumed))
 
 
 def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | None) -> Identified:
@@ -299,7 +275,7 @@ def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | N
     if f"{PATCHES}.linear.weight" in reading.shapes:
         found["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
     read = {name: value for name, value in options.items() if name not in more}
-    return Identified(OURS, _with_arguments(found, more), {}, (*clues.notes, _assumed(OURS, read)))
+    return Identified(OURS, _with_arguments(found, more), (*clues.notes, _assumed(OURS, read)))
 
 
 def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
@@ -343,24 +319,19 @@ def _facts_of_timm(architecture: str, arguments: Config) -> Config:
     """Returns what a model of timm of this name has and tensors do not tell; nothing where timm is missing."""
     try:
         import timm
-    except ImportError:
-        return {}
-    if not timm.is_model(architecture):
-        return {}
-    try:
+
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             network: Any = timm.create_model(architecture, pretrained=False, **arguments)
         block = network.blocks[0]
         kind = "rmsnorm" if "rms" in type(block.norm1).__name__.lower() else "layernorm"
+        tanh = getattr(block.mlp.act, "approximate", "") == "tanh"
         return {
             "num_heads": block.attn.num_heads,
             "block_fn": type(block).__name__,
             "attn_layer": type(block.attn).__name__,
             "global_pool": network.global_pool,
             "norm_layer": f"{kind}_{block.norm1.eps!r}",
-            "act_layer": {"tanh": "gelu_tanh"}.get(
-                getattr(block.mlp.act, "approximate", ""), type(block.mlp.act).__name__
-            ),
+            "act_layer": "gelu_tanh" if tanh else type(block.mlp.act).__name__,
             "pool_include_prefix": getattr(network, "pool_include_prefix", False),
         }
     except Exception:  # whatever a model of another kind lacks: the tensors tell that it is no ViT

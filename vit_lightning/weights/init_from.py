@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,10 +19,9 @@ from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair, side
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of, merged
 from vit_lightning.weights.convert import from_reference
-from vit_lightning.weights.describe import describe, model_config
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
-from vit_lightning.weights.options import TRAINING_ALONE, is_dropout
+from vit_lightning.weights.options import TRAINING_ALONE, describe, model_config
 from vit_lightning.weights.sources import MakeNetwork, class_names_of, open_source, usual_normalisation
 from vit_lightning.weights.trust import refuse_untrusted
 
@@ -46,8 +46,9 @@ class FirstWeights(NamedTuple):
         return f"from {self.place} ({self.family}): {self.adapted.sentence()}"
 
     def to_json(self, interpolation: ResizePositions) -> str:
-        facts = {"source": self.place, "family": self.family, "resize_positions": interpolation}
-        return json.dumps({**facts, "notes": self.notes, **self.adapted.facts()}, indent=2) + "\n"
+        facts = {"source": self.place, "family": self.family, "resize_positions": interpolation, "notes": self.notes}
+        facts |= {name: getattr(self.adapted, name) for name in ("resized", "new", "left_out", "taken")}
+        return json.dumps(facts, indent=2) + "\n"
 
 
 @dataclass(frozen=True)
@@ -162,9 +163,8 @@ class InitialWeights:
         try:
             adapted = adapt(network, given, interpolation=interpolation, reset_head=why, rows=rows)
         except UserError as error:
-            wider = getattr(network, "emb_size", None) != getattr(
-                given, "emb_size", None
-            )  # its heads were the config's
+            # of another width the heads were the config's
+            wider = getattr(network, "emb_size", None) != getattr(given, "emb_size", None)
             untold = ("scale", *("num_heads", "dim_head") * wider)
             options = [f"{name} {theirs}, not {ours}" for name, ours, theirs in differences if name not in untold]
             problems = [*options, *error.problems]
@@ -237,7 +237,8 @@ def facts_of_images(given: Mapping[str, Any]) -> dict[str, Any]:
 def _without_dropouts(node: Any) -> Any:
     if not isinstance(node, Mapping):
         return node
-    return {name: _without_dropouts(value) for name, value in node.items() if not is_dropout(str(name))}
+    stay = {name: value for name, value in node.items() if not re.match(r".*dropout|drop_path", str(name))}
+    return {name: _without_dropouts(value) for name, value in stay.items()}
 
 
 def _normalisation(mean: Sequence[float] | None, std: Sequence[float] | None) -> str:
@@ -256,7 +257,7 @@ def _differences(network: nn.Module, source: nn.Module | Mapping[str, Tensor]) -
     with contextlib.suppress(UserError):  # blocks of the user's own
         ours, theirs = describe(plain), describe(source)
         for name, value in ours.items():
-            if name not in WITHOUT_FUNCTION and not is_dropout(name) and value != theirs[name]:
+            if name not in WITHOUT_FUNCTION and value != theirs[name]:
                 yield name, value, theirs[name]
 
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from einops import rearrange
+from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.models import blocks, heads
-from vit_lightning.models.attention import DividedAfterSoftmaxAttention, MultiHeadAttention, RotaryAttention
+from vit_lightning.limits import refuse
+from vit_lightning.models import attention, blocks, heads
+from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
-from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
+from vit_lightning.models.feed_forward import ACTIVATIONS, FeedForwardBlock, PackedSwiGLU, SwiGLU
 from vit_lightning.models.layers import BatchNorm, LayerNorm, RMSNorm
 from vit_lightning.models.patches import ConvProjection, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
@@ -135,7 +138,7 @@ class Option(NamedTuple):
     Args:
         name: its name.
         default: its value in ViT-B/16.
-        argument: the argument of ViT that it is, or that of a part, such as attention.dropout; none where it is one
+        argument: the argument of ViT that it is, or that of a part, such as attention.qkv_bias; none where it is one
             of several that make an argument.
         tensors: its value by the tensors; none where no tensor tells it.
         module: path of an attribute that tells it better, if it is there, where there is a network.
@@ -205,22 +208,11 @@ TABLE = (
     Option("pool_activation", None, "pool.activation", module="head.pool.feed_forward.activation"),
     Option("pool_norm", None, "pool.norm", _norm_of("head.pool.norm")),
     _direct("representation_size", None, _size("head.representation.linear.weight")),
-    _direct("emb_dropout", 0.0, module=f"{EMBEDDING}.dropout.p"),
-    _direct("patch_dropout", 0.0, module=f"{EMBEDDING}.patch_dropout.p"),
-    Option("dropout", 0.0, "attention.dropout", module=f"{_HEADS}.attend.dropout"),  # of attention weights
-    Option("projection_dropout", 0.0, "attention.projection_dropout", module=f"{_HEADS}.projection_dropout.p"),
-    Option("feed_forward_dropout", 0.0, "feed_forward.dropout", module=f"{_MLP}.dropout.p"),
-    Option("output_dropout", 0.0, "feed_forward.output_dropout", module=f"{_MLP}.output_dropout.p"),
-    _direct("head_dropout", 0.0, module="head.dropout.p"),
-    _direct("drop_path", 0.0, module="drop_path"),
 )
 """All options but those of training alone; a norm is its kind and epsilon, such as layernorm_1e-06."""
 OPTIONS: Options = {option.name: option.default for option in TABLE}
 TRAINING_ALONE = ("drop_path_schedule", "activation_checkpointing", "initialisation", "float32_residual")
 """Arguments of ViT that change neither the function of its weights, but for rounding, nor their shapes."""
-
-DROPOUTS = ("emb_dropout", "projection_dropout", "feed_forward_dropout", "output_dropout")
-"""Dropouts that most families set to one value: of the embedded patches, inside the MLP, and of both branches."""
 
 
 class Rotary(NamedTuple):
@@ -244,7 +236,11 @@ BLOCKS: Kinds = {
 }
 """CrateBlock is that of ISTA."""
 POSITIONS: Kinds = {"learned": LearnedPositions, "learned_patches": LearnedPatchPositions}
-ATTENTIONS: Kinds = {"softmax": MultiHeadAttention, "divided_after_softmax": DividedAfterSoftmaxAttention, "mssa": MSSA}
+ATTENTIONS: Kinds = {
+    "softmax": attention.MultiHeadAttention,
+    "divided_after_softmax": attention.DividedAfterSoftmaxAttention,
+    "mssa": MSSA,
+}
 FEED_FORWARDS: Kinds = {"mlp": FeedForwardBlock, "swiglu": SwiGLU, "swiglu_packed": PackedSwiGLU, "ista": ISTA}
 POOLS: Kinds = {
     "cls": heads.ClassTokenPool,
@@ -271,15 +267,10 @@ class Part(NamedTuple):
         return partial(self.kind, **made)
 
     def config(self) -> dict[str, Any]:
-        """Returns the part as a config names it, in plain data, without dropouts."""
-        stay = {name: value for name, value in self.arguments.items() if value is not None and not is_dropout(name)}
-        arguments = {name: value.config() if isinstance(value, Part) else value for name, value in stay.items()}
+        """Returns the part as a config names it, in plain data."""
+        given = {name: value for name, value in self.arguments.items() if value is not None}
+        arguments = {name: value.config() if isinstance(value, Part) else value for name, value in given.items()}
         return {"class_path": f"vit_lightning.{self.kind.__name__}"} | ({"init_args": arguments} if arguments else {})
-
-
-def is_dropout(name: str) -> bool:
-    """Whether an option or an argument acts in training alone, as dropouts and stochastic depth do."""
-    return "dropout" in name or name.startswith("drop_path")
 
 
 def norm_text(kind: str, eps: float) -> str:
@@ -329,13 +320,12 @@ def as_part(options: Options) -> Part:
         "block": Part(block, {}) if block is not blocks.TransformerEncoderBlock else None,
         "pool": _pool(options["pool"], given["pool"]),
     }
-    return _part(ViT, {**arguments, **dict.fromkeys(TRAINING_ALONE)})
+    return _part(ViT, arguments)
 
 
 def _part(kind: type[nn.Module], given: Mapping[str, Any]) -> Part:
-    """Returns a class with what it takes of given arguments; that there is one for each is up to the table."""
-    parameters = inspect.signature(kind).parameters.values()
-    return Part(kind, {each.name: given[each.name] for each in parameters if each.kind is each.KEYWORD_ONLY})
+    """Returns a class with what it takes of given arguments; that none is lost is up to the table."""
+    return Part(kind, {name: given[name] for name in inspect.signature(kind).parameters if name in given})
 
 
 def _pool(name: str, given: Mapping[str, Any]) -> Any:
@@ -351,3 +341,153 @@ def _positions(name: str) -> Any:
         _, form, temperature = name.split(" ")
         return _part(SinCos2dPositions, {"form": form, "temperature": float(temperature)})
     return name if name in ("learned", "none") else Part(POSITIONS[name], {})
+
+
+_PARTS: dict[str, Sequence[type[nn.Module]]] = {
+    r"encoder\.\d+": (CrateBlock, *BLOCKS.values()),
+    PATCHES: (ConvProjection, LinearProjection),
+    f"{EMBEDDING}.positions": (SinCos2dPositions, *POSITIONS.values()),
+    r"encoder\.\d+\.attention\.fn\.attention": (SeparateAttention, RotaryAttention, *ATTENTIONS.values()),
+    r"encoder\.\d+\.feed_forward\.fn\.feed_forward": tuple(FEED_FORWARDS.values()),
+    r"encoder\.\d+\.feed_forward\.feed_forward": (ISTA,),
+    r"head\.pool": tuple(POOLS.values()),
+}
+"""Classes of the parts that options tell, by their names."""
+_ALL_NORMS = r"encoder\.\d+\.(attention|feed_forward)(\.fn)?\.(output_)?norm|(head\.)?norm"
+"""Names of those norms that are one option."""
+
+
+def describe(vit: ViT) -> Options:
+    """Returns the options of a ViT.
+
+    Raises:
+        UserError: names parts that are not ours, and blocks that differ from one another.
+    """
+    modules = _modules(vit)
+    refuse(_problems(vit, modules))
+    shapes = {read_as(name): tuple(tensor.shape) for name, tensor in canonical_state(vit).items()}
+    norms = {name: _norm_text(module) for name, module in modules.items()}
+    found = [_read(modules, ShapeReader(shapes, norms, block=number)) for number in range(len(vit.encoder))]
+    refuse(
+        f"{name}: the blocks of the encoder differ from one another"
+        for name in found[0]
+        if any(block[name] != found[0][name] for block in found)
+    )
+    positions = _positions_text(modules.get(f"{EMBEDDING}.positions"), vit.prefix_tokens)
+    pool = "cls" if isinstance(vit.head, heads.DistilledHead) else _pool_text(vit.head.pool, vit.prefix_tokens)
+    return {**found[0], "positions": positions, "pool": pool}
+
+
+def _modules(vit: ViT) -> dict[str, nn.Module]:
+    """Returns all modules by the names under which the table of options looks for them."""
+    return {read_as(name): module for name, module in vit.named_modules()}
+
+
+def _read(modules: Mapping[str, nn.Module], reader: ShapeReader) -> Options:
+    """Returns the options that modules and tensors tell, those of a block for the reader's."""
+    found: Options = {}
+    for option in TABLE:
+        value = _at(modules, option.module.replace("*", str(reader.block))) if option.module else None
+        if value is None:
+            value = option.default if option.tensors is None else option.tensors(reader)
+        found[option.name] = _activation(value) if isinstance(value, nn.Module) else value
+    block, layer = modules[f"encoder.{reader.block}"], modules[f"encoder.{reader.block}.attention.fn.attention"]
+    found["block"] = _kind(block, BLOCKS, "pre_norm")
+    found["attention"] = _kind(layer, ATTENTIONS, "softmax")
+    if isinstance(layer, RotaryAttention):
+        grid = layer.reference_grid and list(layer.reference_grid)
+        found["rotary"] = Rotary(layer.temperature, layer.max_resolution, grid, layer.centred)
+    return found
+
+
+def _at(modules: Mapping[str, nn.Module], path: str, default: Any = None) -> Any:
+    """Returns the module of a name or an attribute of one, or the default where it is absent or None."""
+    parent, _, name = path.rpartition(".")
+    found = modules.get(path, getattr(modules.get(parent), name, None))
+    return default if found is None else found
+
+
+def _problems(vit: ViT, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Returns what no option can tell: parts that are not ours, and blocks with several norms."""
+    problems: list[str] = []
+    for name, module in modules.items():
+        last, kinds = name.rpartition(".")[2], [kinds for part, kinds in _PARTS.items() if re.fullmatch(part, name)]
+        is_ours = type(module) in kinds[0] if kinds else True
+        is_ours &= not last.endswith("norm") or _norm_text(module) is not None
+        is_ours &= last != "activation" or _activation(module) is not None
+        if not is_ours:
+            option = "block" if last.isdecimal() else "patch_projection" if name == PATCHES else last
+            problems.append(f"{option}: {type(module).__name__} is no block of ours, so no other family has it")
+    norms = {str(_norm_text(module)) for name, module in modules.items() if re.fullmatch(_ALL_NORMS, name)}
+    if len(norms) > 1:
+        problems.append(f"norm: those of the network differ ({', '.join(sorted(norms))})")
+    return [*dict.fromkeys(problems)]
+
+
+def _kind(module: object, kinds: Kinds, default: str) -> str:
+    """Returns the name of a module's class."""
+    return next((kind for kind, made in kinds.items() if type(module) is made), default)
+
+
+def _norm_text(module: nn.Module) -> str | None:
+    """Returns kind and epsilon of a norm with weights; None of another module."""
+    if isinstance(module, BatchNorm):
+        batch: Any = module.channels
+        return norm_text("batchnorm", batch.eps)
+    eps = getattr(module, "eps", None)
+    kind = "layernorm" if isinstance(module, nn.LayerNorm) else "rmsnorm" if isinstance(module, nn.RMSNorm) else ""
+    return norm_text(kind, eps) if kind and eps is not None and module.weight is not None else None
+
+
+def _activation(module: nn.Module) -> str | None:
+    return next((name for name, make in ACTIVATIONS.items() if repr(make()) == repr(module)), None)
+
+
+def _positions_text(positions: nn.Module | None, prefix_tokens: int) -> str:
+    if positions is None:
+        return "none"
+    if isinstance(positions, SinCos2dPositions):
+        return f"sincos2d {positions.form} {float(positions.temperature)!r}"
+    return _kind(positions, POSITIONS, "") if prefix_tokens else "learned"  # without such tokens both are the same
+
+
+def _pool_text(pool: Any, prefix_tokens: int) -> str:
+    name = _kind(pool, POOLS, "") + "_all" * bool(getattr(pool, "prefix", False))
+    return name if prefix_tokens else name.removesuffix("_all")
+
+
+def model_config(model: nn.Module) -> dict[str, Any]:
+    """Returns ``class_path`` and ``init_args`` of a ViT in plain data, as a config has them under ``model``.
+
+    The network that a config builds from it has the same names of weights and, given the same weights, computes the
+    same. Dropouts are left out.
+
+    Raises:
+        UserError: it is another network, or has blocks that are not ours.
+    """
+    if not isinstance(model, ViT):
+        raise UserError(f"{type(model).__name__} is no ViT of ours")
+    arguments: dict[str, Any] = {**as_part(describe(model)).arguments}
+    modules = _modules(model)
+    for name, path in {"attention": "encoder.0.attention.fn.attention", "patch_projection": PATCHES}.items():
+        if (kind := type(modules[path])) in (SeparateAttention, LinearProjection):  # the same of other tensors
+            arguments[name] = _part(kind, arguments[name].arguments)
+    return Part(ViT, arguments).config()
+
+
+def canonical_state(vit: ViT) -> dict[str, Tensor]:
+    """Returns the weights under the names that a ViT of ``build(describe(vit))`` has."""
+    state = dict(vit.state_dict())
+    if isinstance(positions := getattr(vit.patch_embedding, "positions", None), LearnedPositions):
+        state["patch_embedding.positions.table"] = positions.rows().detach()  # for the images' size of now
+    if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{PATCHES}.patch_norm.weight" not in state:
+        height, width = vit.patch_size
+        matrix = state.pop(f"{PATCHES}.linear.weight")
+        state[f"{PATCHES}.conv.weight"] = rearrange(matrix, "e (c p1 p2) -> e c p1 p2", p1=height, p2=width)
+        if f"{PATCHES}.linear.bias" in state:
+            state[f"{PATCHES}.conv.bias"] = state.pop(f"{PATCHES}.linear.bias")
+    for name in (name for name, module in vit.named_modules() if isinstance(module, SeparateAttention)):
+        for kind in ("weight", "bias") if f"{name}.keys.bias" in state else ("weight",):
+            parts = [state.pop(f"{name}.{part}.{kind}") for part in ("queries", "keys", "values")]
+            state[f"{name}.qkv.{kind}"] = torch.cat(parts)
+    return state

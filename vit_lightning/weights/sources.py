@@ -22,10 +22,10 @@ from vit_lightning.sizes import covers, pair, side
 from vit_lightning.storage.checkpoint_files import load_network, run_folder_of
 from vit_lightning.weights.adapt import adapt, merged
 from vit_lightning.weights.convert import from_reference
-from vit_lightning.weights.describe import model_config
 from vit_lightning.weights.descriptions import INTERPOLATIONS, PREPROCESSING
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.identify import OURS, identify
+from vit_lightning.weights.options import model_config
 from vit_lightning.weights.trust import refuse_untrusted
 
 MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
@@ -91,7 +91,6 @@ def open_source(
     config: Mapping[str, Any] | None = None,
     heads: Mapping[str, Any] | None = None,
     usual: bool = True,
-    ours: bool = True,
     trust: bool = False,
     key: str = "source",
 ) -> Source:
@@ -108,7 +107,6 @@ def open_source(
             words of their family.
         heads: ``num_heads`` of the network of a config, which holds where the weights do not tell it.
         usual: whether a mean and std that are not known are those of most weights of the family.
-        ours: whether a ViT of timm or torchvision is to be one of ours; else it is left as it is.
         trust: whether the config in the file may name any class, and so run it.
         key: option that errors name.
 
@@ -124,7 +122,7 @@ def open_source(
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
     known = _Known(make_network, given, facts, heads, usual, trust)
     with torch.random.fork_rng(devices=[]), naming(key, place):
-        found = _opened(place if isinstance(place, WeightsFile) else read_weights(place, key), known, ours=ours)
+        found = _opened(place if isinstance(place, WeightsFile) else read_weights(place, key), known)
         if image_size is not None or num_classes is not None:
             found = _changed(found, known, image_size, num_classes)
         refuse(_wrong_facts(found, facts), prefix="config.")
@@ -163,16 +161,15 @@ def open_teacher(
         UserError: it is not there, takes other images, or has other classes.
     """
     told = f"lightning export --ckpt={shlex.quote(place)} --config=... --out=FOLDER makes a teacher that tells it"
-    with naming(key, place):
-        file = read_weights(place, key)
+    file = read_weights(place, key)
     try:
-        source = open_source(file, make_network=make_network, ours=False, trust=trust, key=key)
+        source = open_source(file, make_network=make_network, trust=trust, key=key)
     except UserError as error:  # a teacher has no config in which it could be given
         raise UserError(f"{text} ({told})" if "config={" in text else text for text in error.problems) from error
     if source.vit is not None and source.vit.image_size != shape[1:]:
         trained = "x".join(map(str, source.vit.image_size))
         size: Any = shape[1:]
-        source = open_source(file, make_network=make_network, image_size=size, ours=False, trust=trust, key=key)
+        source = open_source(file, make_network=make_network, image_size=size, trust=trust, key=key)
         note = f"trained on {trained} pixels, its positions are resized to {shape[1]}x{shape[2]}"
         source = replace(source, notes=(*source.notes, note))
     if not {"mean", "std"} <= source.view.keys():
@@ -227,14 +224,14 @@ def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}={value} must be {channels} numbers{' above 0' * (name == 'std')}"
 
 
-def _opened(file: WeightsFile, known: _Known, *, ours: bool) -> Source:
-    family, network, notes = _network(file, known, ours=ours)
+def _opened(file: WeightsFile, known: _Known) -> Source:
+    family, network, notes = _network(file, known)
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
     names, odd = class_names_of(file, getattr(network, "num_classes", None))
     notes += (odd,) if odd and "class_names" not in known.facts else ()
     gives = {fact: f"config={{'{fact}': ...}} gives it" for fact in PREPROCESSING}
-    unread = {} if file.checkpoint is not None else {f: t for f, t in file.unread.items() if f not in known.facts}
-    refuse(f"{text}: {gives.get(fact, 'take it out if it changes nothing')}" for fact, text in unread.items())
+    unread = ((fact, text) for fact, text in file.unread.items() if fact not in known.facts)
+    refuse(f"{text}: {gives.get(fact, 'take it out if it changes nothing')}" for fact, text in unread)
     if isinstance(network, ViT):
         view = for_size(view, network.image_size) | {"in_channels": network.in_channels}
     view |= {"class_names": names, **known.facts}
@@ -277,7 +274,7 @@ def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float
     return {"mean": mean, "std": std}
 
 
-def _network(file: WeightsFile, known: _Known, *, ours: bool) -> tuple[str, nn.Module, tuple[str, ...]]:
+def _network(file: WeightsFile, known: _Known) -> tuple[str, nn.Module, tuple[str, ...]]:
     """Returns the family of weights, their network, and what was assumed; of a library its own if it is no ViT."""
     if file.checkpoint is not None:
         assert file.path is not None
@@ -285,8 +282,6 @@ def _network(file: WeightsFile, known: _Known, *, ours: bool) -> tuple[str, nn.M
         network = known.network(file.checkpoint["config"], file.path)
         load_network(network, file.checkpoint, file.path)
         return "run", merged(network), file.notes  # adapters belong to a training
-    if file.network is not None and not ours and not known.config:
-        return "", file.network, ()
     try:
         found = identify(file, known.config, known.heads)
         if found.family == OURS:

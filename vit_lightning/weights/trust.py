@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import os
 import pkgutil
-from collections.abc import Container, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 from torch import nn
@@ -29,12 +27,6 @@ PACKAGES = ("vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "to
 """Packages whose classes a config in a file of weights may name."""
 OF_TENSORS = ("torch.nn.functional.", "torchmetrics.functional.", "torchvision.ops.", "torchvision.transforms.")
 """Modules whose functions and classes compute on tensors and do nothing else; others may unpickle files."""
-UNPICKLES = ("torchvision.datasets.lsun",)
-"""Modules whose datasets unpickle a file in the working folder, which anybody may have put there."""
-READERS = ("vit_lightning.data.image_files.", "torchvision.datasets.")
-"""Beginnings of the modules whose datasets only read where their options say, unless one of them is ``download``."""
-PLACES = ("root", "cache", "cache_dir", "data_dir")
-"""Options of data for the folder in which they keep what they download or unpack."""
 CLASS_KEYS = {"class_path", "model", "module", "data", "metrics", "augment", "transform", "dataset_class"}
 CLASS_KEYS |= {"callbacks", "logger", "plugins", "profiler", "strategy"}
 """Options whose value, if it is text, may be the path of a class."""
@@ -42,8 +34,6 @@ TEXTS = ("experiment", "wandb", "init_from")
 """Parts of a config in which no text is a class."""
 FILES = (".csv", ".json", ".parquet", ".txt", ".yaml", ".zip", ".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors")
 """Suffixes of files whose names look like paths of classes."""
-READ_FROM = ("hf-hub:", "hf_hub:", "local-dir:", "http://", "https://", "file:")
-"""Beginnings of names of models that are fetched, or read from another place, when they are made."""
 HINT = "if you wrote or read that code: --trust on the command line, trust=True in Python"
 HINT_IN_PYTHON = "if you wrote or read that code: trust=True"
 
@@ -68,50 +58,6 @@ def refuse_untrusted(config: Mapping[str, Any]) -> None:
         for option, name, _ in named
         if _is_known(name) and not _is_harmless(name)
     )
-    refuse(
-        f"{option}={name}: a file of weights may name no other place to read a model from; {HINT}"
-        for option, name, _ in named
-        if option.startswith("model") and name.startswith(READ_FROM)
-    )
-
-
-def refuse_downloads(data: Any, own: Container[str] = ()) -> None:
-    """Refuses data that would be downloaded or unpacked where a file of weights says, outside of the working folder.
-
-    Args:
-        data: the data of a config from a file of weights.
-        own: options of the data that the user gives too, which are the user's own word.
-    """
-    from lightning.pytorch import LightningDataModule
-
-    classes = [found for _, name, _ in _names(data) if inspect.isclass(found := _find(name))]
-    made = [found for found in classes if issubclass(found, Dataset | LightningDataModule)]
-    options = [item for node in _mappings(data) for item in node.items()]
-    downloads = any(key == "download" and value not in (False, None, "false", "null") for key, value in options)
-    if not downloads and all(f"{found.__module__}.".startswith(READERS) for found in made):
-        return
-    refuse(
-        f"data.{key}={value} is outside of the working folder, and a file of weights may not choose where data are "
-        f"downloaded or unpacked (give data.{key} yourself, where the command takes it); {HINT}"
-        for key, value in options
-        if key in PLACES and key not in own and isinstance(value, str) and not _is_inside(value)
-    )
-
-
-def _is_inside(place: str) -> bool:
-    """Whether a place lies in the working folder as it is written; a link in that folder is the user's."""
-    return Path(os.path.abspath(os.path.expanduser(place))).is_relative_to(Path.cwd())
-
-
-def _mappings(node: Any) -> Iterator[Mapping[Any, Any]]:
-    """Yields all mappings in plain data, also of texts that are YAML."""
-    if isinstance(node, Mapping):
-        yield node
-    if isinstance(node, Mapping | list | tuple):
-        for value in node.values() if isinstance(node, Mapping) else node:
-            yield from _mappings(value)
-    elif isinstance(node, str):
-        yield from _mappings(_of_yaml(node))
 
 
 def _of_yaml(text: str) -> Any:
@@ -157,8 +103,6 @@ def _find(name: str) -> Any:
 def _is_harmless(name: str) -> bool:
     """Whether a name of a known package is nothing that does more, when it is called, than make a part or compute."""
     found = _find(name)  # None is nothing that could be called
-    if getattr(found, "__module__", "") in UNPICKLES:
-        return False
     if not callable(found) or f"{getattr(found, '__module__', '')}.".startswith(OF_TENSORS):
         return True
     if inspect.isclass(found):
