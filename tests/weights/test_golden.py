@@ -122,7 +122,7 @@ def test_it_goes_back_bit_for_bit(model):
 
 
 def test_gradients_have_the_reference_s_norms(model):
-    path, about, _, tensors, vit = model
+    path, about, state, tensors, vit = model
     wanted = about.get("gradient", {}).get("l2_norm_per_parameter")
     if not wanted or family_of(path) not in WRITTEN:
         pytest.skip("this file has no gradients, or this family is read alone")
@@ -132,8 +132,9 @@ def test_gradients_have_the_reference_s_norms(model):
     with torch.no_grad():  # gradients in the place of weights have the reference's names and shapes after the way back
         for weight, other in zip(gradients.parameters(), exact.parameters(), strict=True):
             weight.copy_(other.grad)
-    memory = {"names": "memory"} if family_of(path) == "hf" else None
-    named, _ = to_reference(gradients, family=family_of(path), layout=memory)
+    layout = FAMILIES[family_of(path)].find_layout({name: tuple(value.shape) for name, value in state.items()})
+    memory = {"names": "memory"} if family_of(path) == "hf" else {}
+    named, _ = to_reference(gradients, family=family_of(path), layout=layout | memory)
     prefix = about.get("checkpoint_layout", {}).get("prefix", "")
     norms = {name.removeprefix(prefix): tensor.norm().item() for name, tensor in named.items()}
     assert set(norms) == set(wanted)
