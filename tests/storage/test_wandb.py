@@ -32,7 +32,7 @@ def records_of(folder: Path) -> dict[str, Any]:
     return {**read_wandb_file(file), "files": file.parent / "files"}
 
 
-def test_without_a_key_the_run_is_offline_and_complete(tmp_path):
+def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
     text = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n    pass\n"
     (tmp_path / "parts.py").write_text(text)
     remote, name = (
