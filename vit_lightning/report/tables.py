@@ -73,54 +73,49 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
 
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
-    rules, tuning = analysis.study.compare, analysis.study.tuning
-    found, columns = [*lines(analysis), *interaction_lines(analysis)], _line_columns(analysis)
+    rules, tuning, unit = analysis.study.compare, analysis.study.tuning, unit_of(analysis.study.compare.metric)
+    found, arms = [*lines(analysis), *interaction_lines(analysis)], {arm.name: arm for arm in analysis.arms}
+    any_failed, level, alpha = any(arm.failed for arm in analysis.arms), level_of(analysis), f"{100 * rules.alpha:g} %"
     about = " about these values" if tuning is not None and not tuning.replicates else ""
-    shown = {
-        "arm": "",
-        "verdict": f"The probability that any verdict{about} is false is at most {100 * rules.alpha:g} %.",
-        "by tuning alone": "By tuning alone: how often arms exactly alike would be called better or worse by the luck "
-        f"of tuning, which these {100 * rules.alpha:g} % leave out (tune.replicates counts it in).",
-        "holds": "New images: test images of the same kind, drawn anew.",
-        "differs in": "",
-        "failed": "",
-        "mean": "Means are over all runs of an arm.",
-        "difference": "Differences are over the seeds that both have run.",
-        "range": f"Range: where the difference would end with ever more seeds, {level_of(analysis)} sure at all looks.",
-        "pairs": "",
-        "what next": "",
-    }
-    shown = {name: note for name, note in shown.items() if any(columns[name][1](line) != NONE for line in found)}
-    caption = f"{rules.metric} against {reference(analysis)}, the best mean first"
-    table = tabulate(caption, found, [columns[name] for name in shown], " ".join(filter(None, shown.values())))
-    return replace(table, kinds=[line.outcome for line in found])
-
-
-def _line_columns(analysis: Analysis) -> dict[str, Column[Line]]:
-    """Returns what a table can show of the lines of arms."""
-    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
-    arms = {arm.name: arm for arm in analysis.arms}
 
     def failed(line: Line) -> str:
         arm = arms.get(line.arm)  # an interaction is none
-        return f"{len(arm.failed)} of {len(arm.runs)}" if arm and any(one.failed for one in analysis.arms) else NONE
+        return f"{len(arm.failed)} of {len(arm.runs)}" if arm and any_failed else NONE
 
-    return {
-        "arm": ("arm", lambda line: named(analysis, line.arm, str)),
-        "verdict": ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label),
-        "by tuning alone": ("by tuning alone", lambda line: line.luck or NONE),
-        "holds": ("holds", lambda line: line.holds or NONE),
-        "differs in": ("differs in", lambda line: line.changes or NONE),
-        "pairs": ("pairs", lambda line: NONE if math.isnan(line.difference) else str(line.n)),
-        "failed": ("failed", failed),
-        "mean": (unit.label("mean"), lambda line: unit.value(line.mean)),
-        "difference": (unit.difference_label("difference"), lambda line: unit.signed(line.difference)),
-        "range": (
-            unit.difference_label(f"{level_of(analysis)} range"),
-            lambda line: unit.interval(line.low, line.high),
+    columns: list[tuple[str, Callable[[Line], str], str]] = [  # header, cell and note
+        ("arm", lambda line: named(analysis, line.arm, str), ""),
+        (
+            "verdict",
+            lambda line: line.verdict if rules.arms == "pairs" else line.label,
+            f"The probability that any verdict{about} is false is at most {alpha}.",
         ),
-        "what next": ("what next", lambda line: line.following or NONE),
-    }
+        (
+            "by tuning alone",
+            lambda line: line.luck or NONE,
+            "By tuning alone: how often arms exactly alike would be called better or worse by the luck of tuning, "
+            f"which these {alpha} leave out (tune.replicates counts it in).",
+        ),
+        ("holds", lambda line: line.holds or NONE, "New images: test images of the same kind, drawn anew."),
+        ("differs in", lambda line: line.changes or NONE, ""),
+        ("failed", failed, ""),
+        (unit.label("mean"), lambda line: unit.value(line.mean), "Means are over all runs of an arm."),
+        (
+            unit.difference_label("difference"),
+            lambda line: unit.signed(line.difference),
+            "Differences are over the seeds that both have run.",
+        ),
+        (
+            unit.difference_label(f"{level} range"),
+            lambda line: unit.interval(line.low, line.high),
+            f"Range: where the difference would end with ever more seeds, {level} sure at all looks.",
+        ),
+        ("pairs", lambda line: NONE if math.isnan(line.difference) else str(line.n), ""),
+        ("what next", lambda line: line.following or NONE, ""),
+    ]
+    shown = [one for one in columns if any(one[1](line) != NONE for line in found)]
+    caption = f"{rules.metric} against {reference(analysis)}, the best mean first"
+    table = tabulate(caption, found, [one[:2] for one in shown], " ".join(filter(None, (one[2] for one in shown))))
+    return replace(table, kinds=[line.outcome for line in found])
 
 
 def arm_table(analysis: Analysis) -> Table:
