@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
 from vit_lightning.figures.inside import Surveys, layer_names, layers_of, outlier_words, relevance_words, views
-from vit_lightning.figures.style import STYLE
+from vit_lightning.figures.style import STYLE, template_of
 from vit_lightning.inspect.tokens import OUTLIER
-
-HERE = Path(__file__).parent
 
 
 def inside_page(
@@ -58,14 +55,10 @@ def inside_page(
         }
         for name, each in found.items()
     ]
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     shown = {name: (data_url(png), text) for name, (png, text) in figures.items()}
     longest: Any = {part: max((model[part] for model in models), key=len) for part in ("images", "layers", "heads")}
     counts = {part: len(items) for part, items in longest.items()}
-    page = environment.get_template("inspect.html")
-    return page.render(
+    return template_of(Path(__file__).with_name("inspect.html")).render(
         models=models, counts=counts, figures=shown, outlier=f"{OUTLIER:g}", style=STYLE, command=command
     )
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from matplotlib.figure import Figure
-
-from vit_lightning.figures.style import STYLE
+from vit_lightning.figures.style import STYLE, template_of
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.figures import inline_svg, to_svg
 from vit_lightning.report.report import Report
-from vit_lightning.report.study import Run, Study
 from vit_lightning.report.tables import markdown, results_csv
+from vit_lightning.report.units import NONE
 from vit_lightning.report.wording import command, headline, quoted, rule
 from vit_lightning.storage.folder import write_whole
-
-PAGE_STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 CAPTIONS = {
     "differences": "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. "
@@ -40,83 +34,21 @@ def caption_of(figure: str) -> str:
 
 def make_page(report: Report) -> str:
     """Returns the whole page."""
-    study, made = report.study, {name: table.to_html() for name, table in report.tables.items()}
-    drawn = {name: _figure(name, figure) for name, figure in report.figures.items()}
-    curves = "".join(figure for name, figure in drawn.items() if name.startswith("curves"))
-    statistics = f'<p class="note">{escape(rule(report.analysis))}</p>{made.get("differences", "")}'
-    sections = {
-        "Notes": _items(report.warnings),
-        "How it was done": _facts(report),
-        "Every run": drawn["seeds"] + made["arms"],
-        "Learning curves": curves,
-        "Tuning": made.get("tuning"),
-        "Costs": drawn.get("costs", "") + made["costs"],
-        "Runs without a result": made.get("failed"),
-    }
-    folded = {
-        "Statistics for experts": statistics if report.analysis.comparisons else "",
-        "Config differences": made.get("config"),
-        "Checks": made["checks"],
-        "Run folders and commands": _runs(study),
-    }
-    shown = [f"<section><h2>{name}</h2>{content}</section>\n" for name, content in sections.items() if content]
-    shown += [f"<details><summary>{name}</summary>{content}</details>\n" for name, content in folded.items() if content]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{escape(study.name)}: {escape(report.headline)}</title>
-<style>{STYLE}{PAGE_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{escape(study.question or f"Ablation {study.name}")}</h1>
-<p class="answer">{headline(report.analysis, lambda name: f"<b>{escape(quoted(name), quote=False)}</b>")}</p>
-<p class="next">{_recommendation(report)}</p>
-{"".join(f'<p class="next">{escape(text)}</p>' for text in report.caveats)}
-<div class="verdicts">{made["verdicts"]}</div>
-{drawn.get("differences", "")}
-{"".join(shown)}
-</main>
-</body>
-</html>
-"""
-
-
-def _recommendation(report: Report) -> str:
-    """Sets the command apart that continues the study, if there is one."""
-    text, found, options = report.recommendation.partition(command(report.study))
-    return escape(text) + (f"<code>{escape(found + options)}</code>" if found else "")
-
-
-def _figure(name: str, figure: Figure) -> str:
-    caption = escape(caption_of(name))
-    return f"<figure>{inline_svg(figure, name, caption)}<figcaption>{caption}</figcaption></figure>\n"
-
-
-def _items(texts: Sequence[str]) -> str:
-    items = [f"<li{' class=bad' * text.startswith('Check failed')}>{escape(text)}</li>" for text in texts]
-    return f"<ul>{''.join(items)}</ul>" if items else ""
-
-
-def _facts(report: Report) -> str:
-    facts = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in report.facts.items())
-    return f"<dl>{facts}</dl>"
-
-
-def _runs(study: Study) -> str:
-    """Links to the run folders, which lie beside the page, and the command that writes the page again."""
-    arms = {arm: ", ".join(_link(study, run) for run in study.runs if run.arm == arm) for arm in study.arms}
-    items = [f"<li>{escape(arm)}: {links}</li>" for arm, links in arms.items()]
-    again = escape(f"lightning report {shlex.quote(str(study.folder))}")
-    return f"<ul>{''.join(items)}<li>Write this page again: <code>{again}</code></li></ul>"
-
-
-def _link(study: Study, run: Run) -> str:
-    text = f"seed {run.seed}" + ("" if run.state == "done" else f" ({run.state})")
-    return f'<a href="{quote(run.folder)}/">{text}</a>' if (study.folder / run.folder).is_dir() else text
+    study, captions = report.study, {name: caption_of(name) for name in report.figures}
+    advice, found, options = report.recommendation.partition(command(study))
+    return template_of(Path(__file__).with_name("page.html")).render(
+        report=report,
+        study=study,
+        style=STYLE,
+        answer=headline(report.analysis, lambda name: f"<b>{escape(quoted(name), quote=False)}</b>"),
+        advice=advice,
+        command=found + options,
+        captions=captions,
+        figures={name: inline_svg(figure, name, escape(captions[name])) for name, figure in report.figures.items()},
+        rule=rule(report.analysis),
+        again=f"lightning report {shlex.quote(str(study.folder))}",
+        nothing=NONE,
+    )
 
 
 def write_report(report: Report) -> list[Path]:

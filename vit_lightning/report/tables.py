@@ -1,8 +1,7 @@
-"""The tables of an ablation's report, and how a table is written: HTML, Markdown, CSV."""
+"""The tables of an ablation's report, and how a table is written: Markdown, CSV."""
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -36,21 +35,6 @@ class Table:
     note: str = ""
     kinds: list[str] | None = None
     """Class of each row on a page."""
-
-    def to_html(self) -> str:
-        head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in self.header)
-        body = "".join(map(self._row, self.rows, self.kinds or [""] * len(self.rows)))
-        note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
-        caption = f"<caption>{html.escape(self.caption)}</caption>"
-        inner = f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
-        return f'<div class="wide" tabindex="0">{inner}</div>{note}'
-
-    def _row(self, row: Sequence[str], kind: str) -> str:
-        cells = [f'<th scope="row">{html.escape(row[0])}</th>']
-        for name, cell in zip(self.header[1:], row[1:], strict=True):
-            style = "none" if cell == NONE else "short" if len(cell) < 24 else "long"
-            cells.append(f'<td class="{style}" data-label="{html.escape(name)}">{html.escape(cell)}</td>')
-        return f'<tr class="{kind}">{"".join(cells)}</tr>\n'
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
