@@ -35,13 +35,13 @@ class Kind:
 
 
 KINDS = {
-    "clearly better": Kind("better{than}, by {effect} or more", "better", "{take}"),
-    "better": Kind("better{than}", "better", "{take}"),
-    "slightly better": Kind("slightly better{than} (by less than {effect})", "same", "no reason to switch"),
+    "clearly better": Kind("better{than}, by {effect} or more", "better", "{take}{price}"),
+    "better": Kind("better{than}", "better", "{take}{price}"),
+    "slightly better": Kind("slightly better{than} (by less than {effect})", "same", "no reason to switch{price}"),
     "clearly worse": Kind("worse{than}, by {effect} or more", "worse", "leave it"),
     "worse": Kind("worse{than}", "worse", "leave it"),
-    "slightly worse": Kind("slightly worse{than} (by less than {effect})", "same", "no reason to switch"),
-    "equivalent": Kind("equivalent{to} (within {effect})", "same", "{either}"),
+    "slightly worse": Kind("slightly worse{than} (by less than {effect})", "same", "no reason to switch{price}"),
+    "equivalent": Kind("equivalent{to} (within {effect})", "same", "{either}{price}"),
     "not better": Kind(
         "not better{than} by {effect}, not shown worse", "same", "stop: no gain of {effect}, no loss shown"
     ),
@@ -315,6 +315,7 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
     either = f"either does on these images{here}" if here else "take either"
     words = {
         "effect": _effect(analysis),
+        "price": _price(analysis, one),
         "take": f"take it{here}",
         "either": f"no reason to switch: {failed}" if failed else either,
         "failed": f"; {failed}" if failed else "",
@@ -352,6 +353,13 @@ def _failed(analysis: Analysis, name: str) -> str:
 def _retried(one: ArmComparison) -> list[Run]:
     """Returns the failed runs that may be tried again: those that diverged would do so again."""
     return [run for run in one.failed if not run.was_edited and not (run.cause or "").startswith("diverged")]
+
+
+def _price(analysis: Analysis, one: ArmComparison) -> str:
+    """Says how long an arm trains beside the other, if that differs by a tenth or more."""
+    times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
+    ratio = times[one.arm] / times[one.other] if times[one.other] > 0 else math.nan
+    return f"; trained {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
 
 
 def _runs(analysis: Analysis, arms: Sequence[str]) -> str:
