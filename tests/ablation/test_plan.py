@@ -146,7 +146,7 @@ def test_tuned_arms_and_their_trials(in_folder):
     trial = plan.experiment("cls", 100, chosen, trial=True)
     same = resolve(plan.arguments("cls", 100, chosen, trial=True))
     assert (trial.config, trial.settings) == (same.config, same.settings)
-    assert (trial.test, trial.seed, trial.settings.wandb.job_type) == (False, 100, "tuning")
+    assert (trial.config["test"], trial.seed, trial.settings.wandb.job_type) == (False, 100, "tuning")
 
 
 @pytest.mark.parametrize("replicated", [False, True])
