@@ -112,14 +112,6 @@ def test_rotary_positions_of_pixels_equal_timm_s():
     torch.testing.assert_close(ours(heads), expected, rtol=0, atol=1e-5)  # angles up to 8 pi in float32
 
 
-def test_rotary_scores_depend_on_where_patches_are_to_one_another():
-    positions = RotaryPositions((1, 6), 8).double()
-    query, key = randn(1, 1, 1, 8).expand(1, 1, 6, 8), randn(1, 1, 1, 8, seed=1).expand(1, 1, 6, 8)
-    scores = (positions(query) @ positions(key).transpose(-1, -2))[0, 0]
-    torch.testing.assert_close(scores[0, 2], scores[3, 5], rtol=0, atol=1e-12)
-    assert (scores[0, 2] - scores[0, 3]).abs() > 1e-3
-
-
 def test_vit_tells_rotary_attention_its_grid_and_the_tokens_before():
     network = vit(register_tokens=2)
     for block in network.encoder:

@@ -8,9 +8,8 @@ from torch import nn
 
 from vit_lightning import UserError, ViT, to_reference
 from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, attention_weights
-from vit_lightning.models.blocks import TransformerEncoderBlock
 from vit_lightning.models.feed_forward import FeedForwardBlock
-from vit_lightning.models.layers import DropPath, LayerNorm, NamedSequential, RMSNorm
+from vit_lightning.models.layers import DropPath, NamedSequential, RMSNorm
 
 
 def boolean_mask(*shape, seed=0):
@@ -124,15 +123,6 @@ def test_attention_drops_in_training_only(name, dtype):
     assert torch.equal(dropping.eval()(tokens), plain(tokens))
 
 
-def test_feed_forward_block_is_linear_gelu_linear():
-    block = randomise(FeedForwardBlock(6, expansion=2.5).double())
-    tokens = randn(2, 5, 6)
-    expected = tokens @ block.expand.weight.T + block.expand.bias
-    expected = expected * 0.5 * (1.0 + torch.erf(expected / 2**0.5))
-    expected = expected @ block.contract.weight.T + block.contract.bias
-    torch.testing.assert_close(block(tokens), expected, rtol=1e-12, atol=1e-12)
-
-
 def test_feed_forward_block_drops_after_the_activation_and_after_the_output():
     block = FeedForwardBlock(50, dropout=0.4)
     seen = []
@@ -153,40 +143,10 @@ def test_drop_path_leaves_out_whole_images_and_scales_the_others():
     torch.testing.assert_close(out, branch / 0.75 * kept[:, None, None])
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_drop_path_keeps_the_expectation(p):
-    torch.manual_seed(0)
-    out = DropPath(p)(torch.ones(40_000, 1, 1))
-    assert abs(out.mean().item() - 1.0) < 5 * (p / (1 - p) / len(out)) ** 0.5
-    assert abs((out == 0).float().mean().item() - p) < 5 * (p * (1 - p) / len(out)) ** 0.5
-
-
 def test_named_sequential_leaves_none_children_out_and_keeps_the_order():
     block = NamedSequential(second=nn.Tanh(), nothing=None, first=nn.ReLU())
     assert list(dict(block.named_children())) == ["second", "first"]
     assert torch.equal(block(torch.tensor([-1.0, 1.0])), torch.tensor([-1.0, 1.0]).tanh().relu())
-
-
-def test_layer_norm_uses_the_epsilon_of_the_public_weights():
-    tokens = 1e-3 * randn(2, 3, 8)
-    variance = tokens.var(-1, correction=0, keepdim=True)
-    expected = (tokens - tokens.mean(-1, keepdim=True)) / (variance + 1e-6).sqrt()
-    torch.testing.assert_close(LayerNorm(8).double()(tokens), expected, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("layer_scale", [None, 0.5])
-def test_encoder_block_is_two_pre_norm_residuals(layer_scale):
-    attention, feed_forward = MultiHeadAttention(8, 2), FeedForwardBlock(8)
-    block = randomise(
-        TransformerEncoderBlock(8, attention=attention, feed_forward=feed_forward, layer_scale=layer_scale).double()
-    )
-    halves = {"attention": attention, "feed_forward": feed_forward}
-    tokens = expected = randn(2, 5, 8)
-    for name, fn in halves.items():
-        parts = block.get_submodule(name).fn
-        normed = F.layer_norm(expected, (8,), parts.norm.weight, parts.norm.bias, eps=1e-6)
-        expected = expected + fn(normed) * (1.0 if layer_scale is None else parts.layer_scale.scale)
-    torch.testing.assert_close(block(tokens), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_slice_of_a_block_is_a_plain_sequential():

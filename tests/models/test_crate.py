@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.inspect.tokens import crate_measures
 from vit_lightning.models.crate import ISTA, MSSA, SIZES, CrateBlock, coding_rate
-from vit_lightning.models.layers import LayerNorm, ResidualAdd
+from vit_lightning.models.layers import LayerNorm
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.training.probes import CrateMeasures
 from vit_lightning.weights.convert import from_reference, to_reference
@@ -141,13 +141,6 @@ def test_crate_has_the_published_number_of_parameters(size):
     assert sum(weight.numel() for weight in vit.parameters()) == COUNTS[size]
     _, config = to_reference(vit, family="crate")
     assert (config["dim"], config["depth"], config["heads"]) == SIZES[size]
-
-
-def test_ista_has_no_residual_and_leaves_nothing_out():
-    vit = crate_vit("T", image_size=32, drop_path=0.5, layer_scale=0.1)
-    for block in vit.encoder:
-        assert isinstance(block.attention, ResidualAdd)
-        assert [name for name, _ in block.feed_forward.named_children()] == ["norm", "feed_forward"]
 
 
 def test_ista_makes_tokens_sparse_and_never_negative():

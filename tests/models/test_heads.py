@@ -63,19 +63,6 @@ def test_a_pool_of_another_width_widens_what_is_behind_it():
         ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False, register_tokens=1)  # which would pass for one
 
 
-@pytest.mark.parametrize("place", ["before_pool", "after_pool", "none"])
-def test_the_last_norm_stands_where_it_is_asked(place):
-    vit = randomise(ViT(**SMALL, pool="mean", final_norm=place)).double().eval()
-    batch = randn(2, 3, 8, 8)
-    tokens = vit.encoder(vit.patch_embedding(batch))
-    norm = {"before_pool": vit[2], "after_pool": getattr(vit.head, "norm", None)}.get(place)
-    pooled = (norm(tokens) if place == "before_pool" else tokens)[:, 1:].mean(dim=1)
-    pooled = norm(pooled) if place == "after_pool" else pooled
-    torch.testing.assert_close(vit(batch), vit.head.linear(pooled), rtol=0, atol=1e-12)
-    names = [name for name, _ in vit.named_children()]
-    assert names == ["patch_embedding", "encoder", *(["norm"] if place == "before_pool" else []), "head"]
-
-
 def test_head_dropout_drops_pooled_channels_in_training():
     head = ClassificationHead(pool=MeanAllPool(400, 1, 0), emb_size=400, num_classes=0, dropout=0.25)
     torch.manual_seed(0)

@@ -10,8 +10,7 @@ from tensors import randn, randomise
 from torch import Tensor, nn
 
 from vit_lightning import UserError, ViT, to_reference
-from vit_lightning.config.resolve import resolve
-from vit_lightning.models.attention import MultiHeadAttention, SeparateAttention
+from vit_lightning.models.attention import MultiHeadAttention
 from vit_lightning.models.blocks import (
     ParallelBlock,
     PostNormBlock,
@@ -195,13 +194,3 @@ def test_an_image_of_another_size_says_what_fits():
     vit.set_image_size((12, 16))
     assert vit(torch.zeros(1, 3, 12, 16)).shape == (1, 3)
     assert ViT(**SMALL, positions="none")(torch.zeros(1, 3, 12, 16)).shape == (1, 3)
-
-
-def test_all_of_it_is_chosen_in_one_line_each():
-    words = ["--model.block=PostNormBlock", "--model.norm=BatchNorm", "--model.attention=SeparateAttention"]
-    experiment = resolve(["--config=digits", *words, "--model.initialisation=timm", "--model.final_norm=none"])
-    network = experiment.make_network()
-    assert type(network.encoder[0]) is PostNormBlock
-    assert type(network.encoder[0].attention_norm) is BatchNorm
-    assert type(network.encoder[0].attention.fn.attention) is SeparateAttention
-    assert network.head.linear.weight.std() < 0.03 < network.encoder[0].attention_norm.channels.weight.mean()

@@ -61,25 +61,6 @@ def test_class_token_and_pool_set_the_number_of_tokens_and_not_of_logits(class_t
     assert network(batch).shape == (2, 10)
 
 
-def test_mean_pool_gives_the_class_token_no_gradient_without_attention():
-    network = randomise(small(pool="mean", attention=lambda emb_size, num_heads: nn.Identity()), scale=0.3)
-    network(rand(2, 3, 16, 16, dtype=torch.float32)).sum().backward()
-    assert network.patch_embedding.class_token.token.grad.count_nonzero() == 0
-    assert network.patch_embedding.positions.table.grad[:, 1:].count_nonzero() > 0
-
-
-def test_optional_parts_add_names_and_rename_nothing():
-    plain = set(small(depth=1).state_dict())
-    more = set(small(depth=1, layer_scale=0.1, drop_path=0.5, representation_size=7).state_dict())
-    assert more - plain == {
-        "encoder.0.attention.fn.layer_scale.scale",
-        "encoder.0.feed_forward.fn.layer_scale.scale",
-        "head.representation.linear.weight",
-        "head.representation.linear.bias",
-    }
-    assert plain < more
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
