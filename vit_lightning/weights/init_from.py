@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from vit_lightning.classes import match_classes
@@ -18,11 +17,9 @@ from vit_lightning.models.resize import ResizePositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair, side
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of, merged
-from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
-from vit_lightning.weights.identify import OURS, identify
 from vit_lightning.weights.options import TRAINING_ALONE, describe, model_config
-from vit_lightning.weights.sources import MakeNetwork, class_names_of, open_source, usual_normalisation
+from vit_lightning.weights.sources import MakeNetwork, Source, class_names_of, open_source, usual_normalisation
 from vit_lightning.weights.trust import refuse_untrusted
 
 KEY = "init_from"
@@ -66,6 +63,7 @@ class InitialWeights:
         unknown: why it is not known.
         images: image_size, mean and std of its images, each only where it is known, or usual for its family.
         usual: family of which most weights have that mean and std, where nothing tells those of the source.
+        source: its network, once it has been opened.
     """
 
     file: WeightsFile
@@ -76,6 +74,7 @@ class InitialWeights:
     unknown: tuple[str, ...] = ()
     images: Mapping[str, Any] = field(default_factory=dict)
     usual: str = ""
+    source: Source | None = None
 
     def described(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> InitialWeights:
         """Returns the weights with their architecture.
@@ -88,34 +87,30 @@ class InitialWeights:
             UserError: the architecture is unknown.
         """
         known = replace(self, images=facts_of_images(self.file.view or {}))
+        config = self.file.config or {}
+        model, usual, family, source = config.get("model"), dict[str, Any](), "", None
         if self.file.checkpoint is None and not for_vit:
             return known
         with naming(KEY, self.file):
-            try:
-                found = known._identified(heads or {})
-            except UserError as error:
-                if _has_our_names(self.file):  # a part of a ViT, or one without its config
-                    return replace(known, unknown=tuple(error.problems))
-                raise
+            if self.file.checkpoint is None and not (isinstance(model, Mapping) and "class_path" in model):
+                try:
+                    source = self._opened(heads or {})
+                    model = model_config(source.network)
+                except UserError as error:
+                    if _has_our_names(self.file):  # a part of a ViT, or one without its config
+                        return replace(known, unknown=tuple(error.problems))
+                    raise
+                usual = usual_normalisation(source.network, source.family) if source.view["in_channels"] == 3 else {}
+                family = source.family if usual and "mean" not in known.images else ""
             if not self.trust:
-                refuse_untrusted({"model": found.model})
-            return replace(found, model=_architecture(found.model))
+                refuse_untrusted({"model": model})
+        images = {**usual, **known.images, **facts_of_images((model or {}).get("init_args", {}))}
+        notes = () if source is None else source.notes
+        return replace(known, model=_architecture(model or {}), notes=notes, images=images, usual=family, source=source)
 
-    def _identified(self, heads: Mapping[str, Any]) -> InitialWeights:
-        """Returns the weights with the whole ``model`` of a config, and with what it says about their images."""
-        if self.file.checkpoint is not None:
-            return replace(self, model=self.file.checkpoint["config"]["model"] or {})
-        found = identify(self.file, model=heads)
-        model, usual = found.config, {}
-        if found.family != OURS:
-            with torch.device("meta"), torch.random.fork_rng(devices=[]):
-                tensors = {name: tensor.to("meta") for name, tensor in self.file.tensors.items()}
-                vit = from_reference(tensors, family=found.family, config=found.config)
-            model = model_config(vit)
-            usual = usual_normalisation(vit, found.family) if vit.in_channels == 3 else {}
-        images = {**usual, **self.images, **facts_of_images(model.get("init_args", {}))}
-        family = found.family if usual and "mean" not in self.images else ""
-        return replace(self, model=model, notes=found.notes, images=images, usual=family)
+    def _opened(self, heads: Mapping[str, Any]) -> Source:
+        make, trust = self.make_network, self.trust
+        return open_source(self.file, make_network=make, heads=heads, usual=False, trust=trust, key=KEY)
 
     def fitted(
         self,
@@ -183,14 +178,7 @@ class InitialWeights:
         file = self.file
         if isinstance(network, ViT):
             try:
-                source = open_source(
-                    file,
-                    make_network=self.make_network,
-                    heads={"num_heads": network.num_heads},
-                    usual=False,
-                    trust=self.trust,
-                    key=KEY,
-                )
+                source = self.source or self._opened({"num_heads": network.num_heads})
                 facts = {**source.view, "class_names": source.class_names}
                 return source.network, source.family, source.notes, facts
             except UserError:
