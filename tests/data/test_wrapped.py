@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
 from PIL import Image
 from runs import SMALL
+from torch.utils.data import DataLoader, Subset
 
 from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.items import Items, read_item, to_pixels
+from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 
@@ -402,6 +405,40 @@ def test_classes_of_a_split_are_those_of_training_by_name(names, kind):
     (batch,) = data.test_dataloader()
     assert [data.class_names[label] for label in batch.labels] == names * 2
     assert [data.class_names[label] for label in data.dataset("val").labels] == names * 2
+
+
+class Zoo(LightningDataModule):
+    """Loaders of datasets that name their classes, each by itself, as DeepForest#1147 had."""
+
+    def __init__(self, **by_split):
+        super().__init__()
+        self.sets = {split: Animals({split: names}, split) for split, names in by_split.items()}
+
+    def loader(self, split):
+        return DataLoader(
+            Subset(self.sets[split], range(4)), 4, collate_fn=lambda rows: [*map(as_tensor, zip(*rows, strict=True))]
+        )
+
+    def train_dataloader(self):
+        return self.loader("train")
+
+    def val_dataloader(self):
+        return self.loader("val")
+
+
+def as_tensor(parts):
+    return torch.stack([torch.as_tensor(part).float().mT if np.ndim(part) else torch.tensor(part) for part in parts])
+
+
+@pytest.mark.parametrize("names", [["cat", "eel"], ["eel", "dog", "cat"]])
+def test_a_data_module_whose_splits_number_classes_by_themselves_is_refused(names):
+    train = ["cat", "dog", "eel"]
+    data = WrappedDataModule(module=Zoo(train=train, val=train[:2]), in_channels=3, image_size=None)
+    assert data.class_names == train
+    data.val_dataloader()
+    data = WrappedDataModule(module=Zoo(train=train, val=names))
+    with pytest.raises(UserError, match=f"for val has the classes {', '.join(names)}, that for train cat, dog, eel"):
+        data.val_dataloader()
 
 
 def test_classes_of_a_split_that_training_lacks_are_refused():

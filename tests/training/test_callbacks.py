@@ -13,12 +13,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import Accuracy, MulticlassAccuracy
 
 from vit_lightning import Digits, ViT, ViTClassifier
 from vit_lightning.errors import UserError
-from vit_lightning.training.callbacks import StepSeeds, Stopwatch, TrainingBar, refuse_other_accuracy
+from vit_lightning.training.callbacks import (
+    StepSeeds,
+    Stopwatch,
+    TestPredictions,
+    TrainingBar,
+    refuse_other_accuracy,
+)
 
 
 class Draws(ViTClassifier):
@@ -129,3 +136,19 @@ def test_an_accuracy_of_all_images_is_told_from_one_of_classes_and_of_batches():
     with pytest.raises(UserError, match=r"is no accuracy of all images: 78 of 91 images are right by the logits"):
         check(of_last)
     refuse_other_accuracy(SimpleNamespace(callback_metrics={"val/acc": of_last}), "val", labels - 1, predictions)
+
+
+class Constant(LightningModule):
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        return torch.eye(3)[batch[1]]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_of_several_test_loaders_there_is_no_one_table():
+    """PL#10494: an interval of images of both would stand beside the accuracy of each."""
+    loader = DataLoader(TensorDataset(torch.ones(6, 3, 2, 2), torch.arange(6) % 3), 4)
+    for loaders, images in ([loader], 6), ([loader, loader], 0):
+        predictions = TestPredictions()
+        trainer = Trainer(accelerator="cpu", callbacks=[predictions], logger=False, enable_progress_bar=False)
+        trainer.test(Constant(), loaders, verbose=False)
+        assert len(predictions.table.get("label", ())) == images

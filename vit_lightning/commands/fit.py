@@ -265,8 +265,9 @@ def _test(run: Run, results: Results) -> Results:
             np.savez_compressed(file, **predicted)  # type: ignore[arg-type]
             write_whole(run.folder / "test_predictions.npz", file.getvalue())
     elif type(run.module) is not ViTClassifier:
-        kind = type(run.module).__name__
-        say(f"no report of the test images: test_step of {kind} returns no logits, or batches are no (images, labels)")
+        why = f"test_step of {type(run.module).__name__} returns no logits, or batches are no (images, labels)"
+        several = f"there are {len(run.trainer.num_test_batches)} test loaders"
+        say(f"no report of the test images: {several if len(run.trainer.num_test_batches) > 1 else why}")
     return found
 
 

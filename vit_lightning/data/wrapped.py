@@ -12,9 +12,9 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from vit_lightning.classes import match_classes
+from vit_lightning.classes import listed, match_classes
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import PAIR, Batch, as_batch, in_words, keys_of, tensors_in
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData, unseen
@@ -196,8 +196,11 @@ class WrappedDataset(SplitData):
 def _class_names(dataset: Any) -> list[str] | None:
     """Returns the names that a dataset has for its classes, if any: of ``class_to_idx`` first, which labels follow.
 
+    Those of a ``Subset`` are those of the dataset that it is of.
     Where a ``target_transform`` changes labels, names follow it; there are none where it makes one of several.
     """
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     index = getattr(dataset, "class_to_idx", None) or {}
     names = getattr(dataset, "classes", None) or getattr(dataset, "class_names", None)
     if not names or sorted(index.values()) == [*range(len(names))]:  # ImageNet's has several names for a class
@@ -246,13 +249,13 @@ class WrappedDataModule(ImageData):
 
     In a config ``data.class_path`` names the module itself, with its arguments beside those of this class. A
     ViTClassifier takes batches with float images (b, c, H, W) and labels (b,), see ``as_batch``. A fact that is not
-    given is an attribute of the module, or is read from its first training batch; the number of classes must be given
-    or an attribute.
+    given is an attribute of the module, or is read from its first training batch and the names of classes that its
+    training dataset has; the number of classes must be one of these.
 
     Args:
         module: the module.
         num_classes: number of classes; by default the module's attribute, or the number of its ``class_names``.
-        class_names: name of each class; by default the module's attribute, else numbers.
+        class_names: name of each class; by default the module's attribute, else those of its dataset, else numbers.
         image_size: height and width of the images in pixels.
         in_channels: channels of the images.
     """
@@ -275,8 +278,27 @@ class WrappedDataModule(ImageData):
             setattr(self, hook, getattr(module, hook))
         if missing := [name for name in ("train_dataloader", "val_dataloader") if not is_overridden(name, module)]:
             raise UserError(f"{self.title} has no {' and no '.join(missing)}")
+        size: Any = image_size or getattr(module, "image_size", None)
+        channels = in_channels or getattr(module, "in_channels", None)
+        self._trained: list[str] | None = None
+        """Names of the classes of the training dataset, in the order of its labels."""
+        if size is None or channels is None:
+            way_out = "needless with data.image_size and data.in_channels"
+            with of_others(f"{self.title}: its first batch ({way_out}): "), seeded():
+                tried = copy.deepcopy(module)  # one may give other loaders, or count, at each call
+                tried.prepare_data()
+                tried.setup("fit")
+                loader = tried.train_dataloader()
+                batch = next(iter(loader))
+            self._trained = _class_names(getattr(loader, "dataset", None))
+            shape = next((part.shape for part in tensors_in(batch) if part.ndim == 4), None)
+            if shape is None:
+                lacking = "its first batch has no images (b, c, H, W)"
+                raise UserError(f"{self.title}: {lacking} (give data.image_size and data.in_channels)")
+            size, channels = size or shape[2:], channels or shape[1]
+        self.image_size, self.in_channels = pair(size), channels
         names = class_names or getattr(module, "class_names", None)
-        count = num_classes or getattr(module, "num_classes", None) or (len(names) if names else None)
+        count = num_classes or getattr(module, "num_classes", None) or len(names or self._trained or ()) or None
         if not isinstance(count, int) or count < 2:
             raise UserError(
                 f"num_classes={count}: give data.num_classes, {name_of(self.module)} an attribute num_classes, "
@@ -284,22 +306,8 @@ class WrappedDataModule(ImageData):
             )
         if names and len(names) != count:
             raise UserError(f"class_names has {len(names)} names for {count} classes")
+        names = names or (self._trained if len(self._trained or ()) == count else None)
         self.class_names = [str(name) for name in names or range(count)]
-        size: Any = image_size or getattr(module, "image_size", None)
-        channels = in_channels or getattr(module, "in_channels", None)
-        if size is None or channels is None:
-            way_out = "needless with data.image_size and data.in_channels"
-            with of_others(f"{self.title}: its first batch ({way_out}): "), seeded():
-                tried = copy.deepcopy(module)  # one may give other loaders, or count, at each call
-                tried.prepare_data()
-                tried.setup("fit")
-                batch = next(iter(tried.train_dataloader()))
-            shape = next((part.shape for part in tensors_in(batch) if part.ndim == 4), None)
-            if shape is None:
-                lacking = "its first batch has no images (b, c, H, W)"
-                raise UserError(f"{self.title}: {lacking} (give data.image_size and data.in_channels)")
-            size, channels = size or shape[2:], channels or shape[1]
-        self.image_size, self.in_channels = pair(size), channels
 
     @property
     def title(self) -> str:
@@ -349,12 +357,21 @@ class WrappedDataModule(ImageData):
         return _made_again_by_attributes(self.module.train_dataloader())
 
     def val_dataloader(self) -> Any:
-        return _made_again_by_attributes(self.module.val_dataloader())
+        return self._of_trained(self.module.val_dataloader(), "val")
+
+    def _of_trained(self, loader: Any, split: Split) -> Any:
+        """Returns a loader, or refuses one whose labels stand for other classes than those of training."""
+        names = _class_names(getattr(loader, "dataset", None)) or []
+        if self._trained and names != self._trained[: len(names)]:
+            both = f"has the classes {listed(names)}, that for train {listed(self._trained)}"
+            way_out = "give all one class_to_idx, or their folder as data.class_path=ImageFolder"
+            raise UserError(f"{self.title}: its dataset for {split} {both}, so that labels differ ({way_out})")
+        return _made_again_by_attributes(loader)
 
     def test_dataloader(self) -> Any:
         if not self.has_test:
             raise UserError(f"data.{self.title} has no test_dataloader")
-        return _made_again_by_attributes(self.module.test_dataloader())
+        return self._of_trained(self.module.test_dataloader(), "test")
 
     def predict_dataloader(self) -> Any:
         return self.test_dataloader()

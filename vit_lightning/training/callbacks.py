@@ -145,7 +145,7 @@ class TestPredictions(Callback):
     """Callback that collects the predictions for the test images of all ranks.
 
     ``table`` has columns with a row per image, in the order of the images: index, label, prediction, confidence (the
-    probability of the prediction) and loss. Empty where ``test_step`` returns no logits.
+    probability of the prediction) and loss. Empty where ``test_step`` returns no logits, or of several sets of images.
     """
 
     __test__ = False  # pytest would take it for a test
@@ -169,7 +169,8 @@ class TestPredictions(Callback):
         self._parts.append(torch.stack([column.double().cpu() for column in columns], dim=1))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rows = gather(trainer, torch.cat(self._parts) if self._parts else torch.empty(0, 5, dtype=torch.float64))
+        has_one = self._parts and len(trainer.num_test_batches) == 1
+        rows = gather(trainer, torch.cat(self._parts) if has_one else torch.empty(0, 5, dtype=torch.float64))
         if not len(rows):
             return
         rows = rows[rows[:, 0].argsort()]
