@@ -188,18 +188,6 @@ def test_kills_change_nothing_nor_does_a_second_process_that_shares_the_ledger(r
 
 
 @pytest.mark.full
-def test_two_processes_share_a_ledger(reference):
-    pair = [harness.start(reference, *command("shared")) for _ in range(2)]
-    for process in pair:
-        process.join(1200)
-    assert [process.exitcode for process in pair] == [0, 0], harness.log(reference)[-3000:]
-    assert_same(reference / "shared", reference / "whole")
-    owners = [json.loads(path.read_text())["pid"] for path in (reference / "shared").rglob("*.claim")]
-    assert len(owners) == 16, "each run was taken once"
-    assert {*owners} == {process.pid for process in pair}, "both worked"
-
-
-@pytest.mark.full
 def test_fifty_kills_over_an_ablation_with_tuning_and_three_analyses(tmp_path):
     arms = {**ARMS, "drop path": {"model.drop_path": 0.1, "trainer.callbacks": breaking("slow")}}
     write_plan(tmp_path, arms, 10, TUNE, fixed={"trainer.max_epochs": 3}, alpha=0.005)

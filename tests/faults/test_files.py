@@ -30,39 +30,6 @@ def write_for_ever(folder: Path, megabytes: int, begin: int) -> None:
         io.save_checkpoint({"state_dict": {"w": weights}, "global_step": step, "config": {}}, folder / "last.ckpt")
 
 
-def kill_while_writing(folder: Path, temporary: Path, *, kills: int, megabytes: int, seed: int) -> None:
-    """Each kill leaves a newest checkpoint that can be read, not older than any before, and no file elsewhere.
-
-    Every second kill comes once a file is seen that is being written, the others at any time.
-    """
-    draw, step, left_over = random.Random(seed), 0, 0
-    environment, log = {**os.environ, "TMPDIR": str(temporary)}, folder / "log.txt"
-    for number in range(kills):
-        place = folder / "checkpoints"
-        process = processes.start(
-            write_for_ever, place, megabytes, step, folder=folder, environment=environment, out=log, err=log
-        )
-        first = time.monotonic() + 60
-        while not (place / "last.ckpt").exists() and time.monotonic() < first:
-            time.sleep(0.01)
-        process.join(draw.uniform(0.1, 0.7))
-        while number % 2 and not list(place.glob(".*.part")) and time.monotonic() < first:
-            pass
-        process.kill()
-        process.join()
-        for name in FILES[:2]:
-            if (place / f"{name}.ckpt").exists():
-                read_checkpoint(place / f"{name}.ckpt")
-        newest = newest_checkpoint(folder)
-        assert newest is not None
-        assert newest.checkpoint["global_step"] >= step
-        step = newest.checkpoint["global_step"]
-        left_over += len(list(place.glob(".*.part")))
-    assert step > 0
-    assert left_over > 0, "no kill came in the middle of a write"
-    assert not [path for path in temporary.iterdir() if path.name.startswith("tmp")]
-
-
 @pytest.fixture
 def elsewhere(tmp_path):
     """A temporary folder on another file system than the run, where there is one."""
@@ -74,12 +41,32 @@ def elsewhere(tmp_path):
 
 
 def test_row_06_ten_kills_while_a_checkpoint_is_written(tmp_path, elsewhere):
-    kill_while_writing(tmp_path, elsewhere, kills=10, megabytes=30, seed=1)
+    """Each leaves a newest checkpoint that can be read, not older than any before, and no file elsewhere.
 
-
-@pytest.mark.full
-def test_row_06_a_hundred_kills_while_a_checkpoint_is_written(tmp_path, elsewhere):
-    kill_while_writing(tmp_path, elsewhere, kills=100, megabytes=100, seed=2)
+    Every second kill comes once a file is seen that is being written, the others at any time.
+    """
+    draw, step, left_over, place, log = random.Random(1), 0, 0, tmp_path / "checkpoints", tmp_path / "log.txt"
+    shared = {"folder": tmp_path, "environment": {**os.environ, "TMPDIR": str(elsewhere)}, "out": log, "err": log}
+    for number in range(10):
+        process, first = processes.start(write_for_ever, place, 30, step, **shared), time.monotonic() + 60
+        while not (place / "last.ckpt").exists() and time.monotonic() < first:
+            time.sleep(0.01)
+        process.join(draw.uniform(0.1, 0.7))
+        while number % 2 and not list(place.glob(".*.part")) and time.monotonic() < first:
+            pass
+        process.kill()
+        process.join()
+        for name in FILES[:2]:
+            if (place / f"{name}.ckpt").exists():
+                read_checkpoint(place / f"{name}.ckpt")
+        newest = newest_checkpoint(tmp_path)
+        assert newest is not None
+        assert newest.checkpoint["global_step"] >= step
+        step = newest.checkpoint["global_step"]
+        left_over += len(list(place.glob(".*.part")))
+    assert step > 0
+    assert left_over > 0, "no kill came in the middle of a write"
+    assert not [path for path in elsewhere.iterdir() if path.name.startswith("tmp")]
 
 
 @pytest.fixture(scope="module")

@@ -159,14 +159,6 @@ def test_a_run_that_is_ended_once_comes_out_as_if_it_had_not_been(tmp_path, unin
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", range(1, 32))
-def test_row_01_killed_before_every_step(tmp_path, uninterrupted, step, workers):
-    flags = (f"--data.num_workers={workers}",)
-    check_chain(tmp_path, uninterrupted(), f"0:{step}:batch_start:KILL", flags=flags)
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("averaged", [False, True], ids=["accumulate", "average"])
 def test_row_02_and_19_fifty_random_kills(tmp_path, uninterrupted, averaged):
     variant = VARIANTS["average of weights" if averaged else "accumulate 2"]
@@ -309,29 +301,6 @@ def test_row_17_a_change_that_is_allowed_holds(tmp_path, killed):
     last = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")
     assert last["optimizer_states"][0]["param_groups"][0]["weight_decay"] == 0.7
     assert last["config"]["optimizer"]["lr"] == 0.5
-
-
-@pytest.mark.full
-def test_row_19_rows_outlive_kills(tmp_path):
-    fault = "0:*:batch_start:SLEEP"
-    for _ in range(3):
-        process = harness.start(
-            tmp_path, "fit", *harness.FLAGS, "--resume=auto", "--trainer.max_epochs=40", fault=fault
-        )
-        end = time.monotonic() + 60
-        seen = b""
-        path = tmp_path / "run/metrics.jsonl"
-        rows = path.read_bytes().count(b"\n") if path.exists() else 0
-        while time.monotonic() < end and not seen:
-            time.sleep(0.05)
-            if path.exists() and path.read_bytes().count(b"\n") > rows + 10:
-                seen = path.read_bytes()
-        process.kill()
-        process.join()
-        assert seen
-        assert path.read_bytes().startswith(seen)
-        steps = [row["step"] for row in read_metrics(tmp_path / "run") if "train/loss_step" in row]
-        assert steps == list(range(len(steps)))
 
 
 def test_row_18_a_run_that_continues_is_held_against_others(tmp_path):

@@ -7,13 +7,12 @@ import random
 import re
 import struct
 import termios
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import Accuracy, MulticlassAccuracy
 
@@ -94,25 +93,6 @@ def test_without_a_terminal_each_epoch_has_a_line(capsys):
     shown = rf"train loss {number}  val loss {number}  val accuracy +{number} %  {number} images/s"
     assert re.fullmatch(rf"epoch 1/2  {shown}  \d+:\d\d left", first)
     assert re.fullmatch(rf"epoch 2/2  {shown}", last)
-
-
-def test_the_time_left_leaves_out_the_first_step_which_compiles(capsys, monkeypatch):
-    class Clock(Callback):
-        now = 0.0
-
-        def on_train_batch_start(self, trainer, module, batch, batch_idx):
-            self.now += 100.0 if trainer.global_step == 0 else 1.0
-
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            self.now += 100.0 if trainer.global_step == 1 else 0.0  # as what other callbacks load then
-
-    clock = Clock()
-    fake = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=time.perf_counter)
-    monkeypatch.setattr("vit_lightning.training.callbacks.time", fake)
-    fit(TrainingBar(), clock, max_epochs=2)
-    first, last = (line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch"))
-    assert first.endswith("  00:07 left"), "seven more steps of a second each"
-    assert "left" not in last
 
 
 def test_an_accuracy_of_all_images_is_told_from_one_of_classes_and_of_batches():

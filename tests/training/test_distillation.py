@@ -238,14 +238,6 @@ def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "place", ["torchvision:resnet_18", "torchvision:fcn_resnet50", "torchvision:raft_large", "timm:no_such_net"]
-)
-def test_a_teacher_that_nobody_has(place):
-    with pytest.raises(UserError, match=f"distillation.teacher={place}: .* has no such"):
-        make_teacher(place, Pictures())
-
-
-@pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         ({"teacher": "a", "alpha": 1.5}, "alpha=1.5 must be between 0 and 1"),

@@ -187,12 +187,6 @@ def test_an_interrupted_validation_leaves_nothing_behind():
     assert any(not torch.equal(value, shown[name]) for name, value in network.state_dict().items())
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
-def test_decay_is_a_share(decay):
-    with pytest.raises(UserError, match=r"decay=.* must be at least 0 and below 1"):
-        EMAConfig(decay=decay)
-
-
 def test_decay_warms_up():
     assert [EMAConfig(decay=0.99).decay_at(step) for step in (1, 9, 10**4)] == [2 / 11, 10 / 19, 0.99]
     assert EMAConfig(decay=0.99, warmup=False).decay_at(1) == 0.99

@@ -7,7 +7,7 @@ from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 from timm.loss import SoftTargetCrossEntropy
 
-from vit_lightning import CutMix, Digits, LossConfig, MixUp, UserError, ViT, ViTClassifier
+from vit_lightning import CutMix, Digits, LossConfig, MixUp, ViT, ViTClassifier
 from vit_lightning.data.batches import Batch
 from vit_lightning.training.losses import make_loss
 
@@ -77,14 +77,3 @@ def test_shares_of_mixed_images_are_not_rounded_with_the_logits(name):
     batch = Batch(logits.bfloat16(), torch.tensor([1]), torch.arange(1), torch.arange(1), targets)
     loss = module.step(batch, "train").loss
     torch.testing.assert_close(loss, make_loss(LossConfig(name))(logits, targets), rtol=1e-6, atol=0)
-
-
-def test_bce_learns_in_half_precision():
-    logits, labels = logits_and_labels()
-    loss = make_loss(LossConfig("bce"))
-    torch.testing.assert_close(loss(logits.bfloat16(), labels).double(), loss(logits, labels), rtol=1e-2, atol=0)
-
-
-def test_label_smoothing_is_a_share():
-    with pytest.raises(UserError, match=r"label_smoothing=1.0 must be at least 0 and below 1"):
-        LossConfig("bce", 1.0)
