@@ -292,9 +292,9 @@ def test_loaders_of_a_module_are_used_where_no_data_are_given(cli):
     assert results[0] == results[1] == results[2]
     config = yaml.safe_load(Path("own/config.yaml").read_text())
     assert config["data"]["class_path"] == "cli_parts.Own"
-    for name, flags in {"batch_size": ["--data.batch_size=16"], "hidden": ["--module.hidden=x"]}.items():
-        with pytest.raises(UserError, match=f"{name}="):
-            resolve([*base[1:], *flags])
+    for flag, problem in {"--data.batch_size=16": "batch_size=", "--module.hidden=x": "cli_parts.py, line "}.items():
+        with pytest.raises(UserError, match=problem):
+            resolve([*base[1:], flag])
     with pytest.raises(UserError, match=r"^data is missing: cli_parts.OwnHolder has loaders .*takes a network"):
         resolve(["--module=cli_parts.OwnHolder", "--model.patch_size=4"])
 
