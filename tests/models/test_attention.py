@@ -11,7 +11,6 @@ from vit_lightning.models.attention import (
     RotaryAttention,
     SeparateAttention,
 )
-from vit_lightning.models.layers import LayerNorm, RMSNorm
 from vit_lightning.models.positions import RotaryPositions
 
 
@@ -41,32 +40,6 @@ def test_the_tutorial_s_fault_is_kept_as_written():
     weights = (queries @ keys.transpose(-1, -2)).softmax(dim=-1) / 12**0.5
     expected = attention.projection((weights @ values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(tokens), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
-def test_qk_norm_acts_on_each_head_and_not_on_values(norm):
-    attention = randomise(MultiHeadAttention(12, 3, qk_norm=norm)).double()
-    tokens = randn(2, 7, 12)
-    queries, keys, values = split(attention.qkv, tokens, 3)
-    scores = attention.query_norm(queries) @ attention.key_norm(keys).transpose(-1, -2) * 4**-0.5
-    expected = attention.projection((scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(tokens), expected, rtol=0, atol=1e-12)
-    assert attention.query_norm.weight.shape == (4,)
-
-
-def test_a_norm_may_stand_before_the_projection_and_the_projection_may_be_absent():
-    tokens = randn(2, 7, 12)
-    plain = randomise(MultiHeadAttention(12, 1, projection=False)).double()
-    queries, keys, values = split(plain.qkv, tokens, 1)
-    heads = ((queries @ keys.transpose(-1, -2) * 12**-0.5).softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(plain(tokens), heads, rtol=0, atol=1e-12)
-    assert [name for name, _ in plain.named_parameters()] == ["qkv.weight", "qkv.bias"]
-    normed = MultiHeadAttention(12, 1, norm=LayerNorm, projection_bias=False).double()
-    normed.load_state_dict({**normed.state_dict(), **plain.state_dict()})
-    assert normed.projection.bias is None
-    torch.testing.assert_close(normed(tokens), normed.projection(normed.norm(heads)), rtol=0, atol=1e-12)
-    with pytest.raises(UserError, match="projection=False: the heads are 8 wide"):
-        MultiHeadAttention(12, 2, dim_head=4, projection=False)
 
 
 def vit(**options):
@@ -145,3 +118,8 @@ def test_sines_and_cosines_are_made_once_for_a_grid_with_the_bits_of_their_angle
     assert torch.equal(turned[..., ::2], first * cosine - second * sine)
     assert torch.equal(turned[..., 1::2], second * cosine + first * sine)
     assert not {"sin", "cos"} & operators(lambda: positions(heads)).keys()
+
+
+def test_heads_that_are_not_projected_are_as_wide_as_the_tokens():
+    with pytest.raises(UserError, match="projection=False: the heads are 8 wide"):
+        MultiHeadAttention(12, 2, dim_head=4, projection=False)

@@ -6,7 +6,6 @@ from torch import nn
 from vit_lightning import ViT, ViTClassifier
 from vit_lightning.errors import UserError
 from vit_lightning.models.heads import (
-    AttentionPool,
     ClassificationHead,
     ClassTokenAndMeanPool,
     DistilledHead,
@@ -31,26 +30,6 @@ def test_pools_count_the_tokens_that_they_say():
     }
     for pool, wanted in expected.items():
         torch.testing.assert_close(pool(tokens), wanted, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("prefix", [True, False])
-def test_attention_pool_is_torchs_attention_of_the_probe_and_a_feed_forward_part(prefix):
-    pool = randomise(AttentionPool(12, 3, 2, prefix=prefix, expansion=2.0)).double()
-    theirs = nn.MultiheadAttention(12, 3, batch_first=True).double()
-    query, kv = pool.query, pool.kv
-    theirs.load_state_dict(
-        {
-            "in_proj_weight": torch.cat([query.weight, kv.weight]),
-            "in_proj_bias": torch.cat([query.bias, kv.bias]),
-            "out_proj.weight": pool.projection.weight,
-            "out_proj.bias": pool.projection.bias,
-        }
-    )
-    tokens = randn(2, 7, 12)
-    keys = tokens if prefix else tokens[:, 2:]
-    pooled = theirs(pool.probe.expand(2, 1, 12), keys, keys)[0][:, 0]
-    expected = pooled + pool.feed_forward(pool.norm(pooled))
-    torch.testing.assert_close(pool(tokens), expected, rtol=0, atol=1e-12)
 
 
 def test_a_pool_of_another_width_widens_what_is_behind_it():
