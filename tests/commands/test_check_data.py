@@ -59,18 +59,6 @@ def test_everything_that_is_wrong_is_found(dirty, in_folder, capsys):
     assert f"same across splits: val: {original} = test: {other}" in lines
     assert f"same across splits: {' = '.join(across)}" in lines
     assert f"same with other labels: {' = '.join(across)}" in lines
-    assert not any("more: " in line for line in lines)
-
-
-def test_the_first_images_in_several_splits_are_named_with_the_file_of_all(in_folder, capsys):
-    for number, (split, name) in enumerate((split, name) for split in ("train", "val", "test") for name in "ab"):
-        write_images(in_folder / "images" / split / name, 8, seed=number)
-    for path in sorted((in_folder / "images/test/a").iterdir())[:5]:
-        shutil.copy(path, in_folder / "images/train/a" / f"again {path.name}")
-    assert check(in_folder / "images") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("same across splits: train: ") for line in lines) == 3
-    assert "and 2 more: report/data.json" in lines
 
 
 def test_skipped_damage_is_reported_and_no_error(dirty, in_folder):

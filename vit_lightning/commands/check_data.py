@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +66,7 @@ def check_data(experiment: Experiment) -> Report:
     say(text(report))
     if data.notice:
         say(data.notice)
-    say(found_files(report, folder / "data.json"))
+    say(found_files(report))
     say(f"report      {folder / 'data.json'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]
     if damaged and data.on_bad_image == "error":
@@ -170,19 +169,10 @@ def text(report: Report) -> str:
     return "\n".join([*table, *(f"{name:<30} {value}" for name, value in facts.items())])
 
 
-def found_files(report: Report, file: Path) -> str:
-    """Returns the first groups of equal images that are in several splits or classes, which make results wrong.
-
-    Args:
-        report: the report.
-        file: the file that lists all.
-    """
-    lines = []
-    for kind in DUPLICATES[1:]:
-        groups = report[f"duplicates_{kind}"]
-        lines += [f"same {kind.replace('_', ' ')}: {' = '.join(group)}" for group in groups[:NAMED]]
-        lines += [f"and {len(groups) - NAMED} more: {file}"] * (len(groups) > NAMED)
-    return "\n".join(lines)
+def found_files(report: Report) -> str:
+    """Returns the first groups of equal images that are in several splits or classes, which make results wrong."""
+    groups = [(kind, group) for kind in DUPLICATES[1:] for group in report[f"duplicates_{kind}"][:NAMED]]
+    return "\n".join(f"same {kind.replace('_', ' ')}: {' = '.join(group)}" for kind, group in groups)
 
 
 def show_batch(experiment: Experiment) -> None:

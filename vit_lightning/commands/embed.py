@@ -140,6 +140,7 @@ def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split)
     if split != "test" and not data.own_loaders:
         raise UserError(f"split={split} needs data with our own loaders (ImageData)")
     dataset: Any = data.dataset(split)
+    name = dataset.name if callable(getattr(dataset, "name", None)) else str
     chosen = data.train_subset if split == "train" else None
     indices = torch.arange(data.image_count(split)) if chosen is None else chosen
     batches = data.predict_dataloader() if split == "test" else data.plain_batches(split, indices)
@@ -153,15 +154,10 @@ def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split)
             first = model.prefix_tokens
             found = [pooled, *(each[:, first:].mean(dim=1) for each in tokens)]
             parts.append([each.float().cpu()[good] for each in found])
-            names += [_name(dataset, index) for index in batch.indices[good].tolist()]
+            names += [str(name(index)) for index in batch.indices[good].tolist()]
             labels += batch.labels[good].tolist()
             bar.update(len(batch.indices))
     keys = ["features", *(f"block_{number}" for number in blocks)]
     of_data = {} if isinstance(data, ImageFiles) else {"label": np.array(labels)}
     values = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
     return {"image": np.array(names), **of_data, **dict(zip(keys, values, strict=True))}
-
-
-def _name(dataset: Any, index: int) -> str:
-    name = getattr(dataset, "name", None)
-    return str(name(index)) if callable(name) else str(index)
