@@ -71,15 +71,12 @@ def test_a_value_is_read_as_its_type(kind, given, value):
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
-    (int, "big", "a.b=big must be an int"),
     (int, True, "a.b=True must be an int"),
     (int, 2.5, "a.b=2.5 must be an int"),
     (int, 2.0, "a.b=2.0 must be an int"),
     (int, "2.5", "a.b=2.5 must be an int"),
-    (float | None, "fast", "a.b=fast must be a finite float or null"),
     (bool, 1, "a.b=1 must be true or false"),
     (str, 3, "a.b=3 must be a string"),
-    (Literal["x", "y"], "z", "a.b=z must be one of x, y"),
     (Literal["timm", "deit"] | None, "tim", "a.b=tim must be one of timm, deit or null (did you mean timm?)"),
     (Literal["x"] | Literal["y"] | None, "z", "a.b=z must be one of x, y or null"),
     (tuple[int, int], [1], "a.b=[1] must be a list of 2 values"),
@@ -88,14 +85,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (Iterable[int], 3, "a.b=3 must be a list"),
     (nn.Module, "torch.nn.Linaer", "a.b.class_path=torch.nn.Linaer is not there (did you mean torch.nn.Linear?)"),
     (nn.Module, "torch.optim.SGD", "a.b.class_path=torch.optim.SGD must be a Module"),
-    (nn.Module, {"bias": True}, "a.b: a class_path is missing"),
     (nn.Module, 3, "a.b=3 must be a class"),
-    (
-        list[Callback] | Callback | None,
-        ["EarlyStoping"],
-        "a.b.0.class_path=EarlyStoping is not there (did you mean Ear",
-    ),
-    (Callback, "EarlyStopping", "a.b.monitor is missing (an argument of lightning.pytorch.callbacks.EarlyStopping)"),
     (Callable[[int], nn.Module], {"class_path": "RMSNorm", "ep": 1}, "a.b.ep=1: there is no such option (did you mean"),
 ]
 

@@ -19,7 +19,7 @@ from docstring_parser import parse
 from lightning.pytorch import Trainer
 
 from vit_lightning.config.build import trainer_options
-from vit_lightning.config.files import SWITCHES, read_config, split_words, value_at
+from vit_lightning.config.files import SWITCHES, split_words
 from vit_lightning.config.names import find_class, own_classes
 from vit_lightning.config.options import COMPILES, DEFAULT_CLASSES, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_files import use_files
@@ -37,8 +37,8 @@ and num_classes come from the data. The options below are those of the default c
 --model.class_path, --data.class_path, --module.class_path (a LightningModule),
 --optimizer.class_path and --loss.class_path choose others, also from files of your own beside the config."""
 
-MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS or --config CONFIG.yaml
-those of another class."""
+MORE = """Explained in full: lightning {} --help.GROUP (GROUP: {}); with --help.GROUP=CLASS those of
+another class."""
 
 CKPT = """run folder (its best checkpoint), checkpoint file, or wandb:ENTITY/PROJECT/ARTIFACT:ALIAS"""
 WITH_IMAGES = """; with images also a file or folder of weights, timm:NAME, torchvision:NAME, hf-hub:OWNER/NAME, of
@@ -167,7 +167,7 @@ def general_options(command: str) -> list[Option]:
 
 def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
     """Returns all options of a group with their explanations."""
-    groups, named = option_groups(), value if value != "true" else _class_in_use(group, flags)
+    groups, named = option_groups(), value if value != "true" else ""
     if not named and group not in groups:
         hint = f"choose {', '.join(['general', *groups])}, or give a class, such as --help.model.attention=MSSA"
         raise UserError(f"help.{group}: there is no such group ({hint})")
@@ -187,15 +187,6 @@ def explained(option: Option, prefix: str = "") -> str:
     """Returns an option with its whole explanation."""
     name = f"{option.name[1:].upper()} ..." if option.name.startswith("*") else f"--{prefix}{option.name}"
     return "\n".join([*_wrapped(f"{name}{option.value}", "  "), *_wrapped(option.text, " " * 8)])
-
-
-def _class_in_use(group: str, flags: Sequence[tuple[str, str]]) -> str:
-    """Returns the class of a group that configs or flags name, empty if none does."""
-    named = ""
-    for key, value in flags:
-        if key == "config":
-            named = str(value_at(read_config(find_config(value)), f"{group}.class_path") or named)
-    return next((value for key, value in reversed(flags) if key in (group, f"{group}.class_path")), named)
 
 
 def options_of(target: Any) -> list[Option]:
