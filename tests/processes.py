@@ -30,9 +30,9 @@ PRELOADED = (
     "vit_lightning.cli",
     "vit_lightning.commands.trained",
     "vit_lightning.commands.fit",
-    "undrawn",
     "vit_lightning.report.page",
     "warm",
+    "undrawn",
 )
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))

@@ -94,7 +94,7 @@ def test_a_run_is_named_whose_checkpoints_hold_something_else(results, change, w
     assert words in capsys.readouterr().err
 
 
-def test_rows_that_are_no_metrics_do_not_end_a_run(results):
+def test_rows_that_are_no_metrics_do_not_end_a_run(results, drawn):
     Path("out/results.json").unlink()
     with Path("out/metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "train/loss": [1.0], "val/loss": "low", "val/acc": null}\n')
