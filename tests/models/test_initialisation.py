@@ -18,8 +18,8 @@ from vit_lightning.weights import FAMILIES
 from vit_lightning.weights.options import Part, as_part, canonical_state, describe
 from vit_lightning.weights.tables import find_names, to_ours
 
-DRAWS = 100
-WIDTH = 16
+DRAWS = 50
+WIDTH = 32
 State = dict[str, Tensor]
 
 
@@ -69,12 +69,12 @@ def as_deit() -> nn.Module:
     return vit
 
 
-SMALL = CONFIGS["timm"] | {"depth": 1}
+SMALL = CONFIGS["timm"] | {"depth": 1, "embed_dim": WIDTH}
 HF = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
 HF |= {"image_size": 8, "patch_size": 4}
 LUCID = {"num_classes": 5, "dim": WIDTH, "depth": 1, "heads": 2, "mlp_dim": 24, "dim_head": 8}
 LUCID |= {"image_size": 8, "patch_size": 4}
-TORCHVISION = CONFIGS["torchvision"] | {"num_layers": 1, "representation_size": 7}
+TORCHVISION = CONFIGS["torchvision"] | {"num_layers": 1, "hidden_dim": WIDTH, "representation_size": 7}
 REFERENCES: dict[str, tuple[str, Callable[[], nn.Module], str, dict[str, Any]]] = {
     "timm": ("timm", timm, "timm", SMALL),
     "timm, registers": ("timm", partial(timm, reg_tokens=2), "timm", {**SMALL, "reg_tokens": 2}),
