@@ -442,9 +442,10 @@ def test_of_a_checkpoint_of_dino_the_teacher_counts_without_its_projection_head(
 @pytest.mark.parametrize(
     ("prefix", "beside"),
     [
-        ("module.base_encoder.", ["module.base_encoder.head.0.weight", "module.predictor.0.weight"]),  # MoCo v3
-        ("backbone.", ["classifier.weight", "classifier.bias", "projector.0.weight"]),  # solo-learn
+        ("module.base_encoder.", [f"module.{n}.weight" for n in ("base_encoder.head.0", "base_encoder.head.3", "p.0")]),
+        ("backbone.", ["classifier.weight", "classifier.bias", "projector.0.weight"]),
     ],
+    ids=["MoCo v3", "solo-learn"],
 )
 def test_what_only_a_pre_training_needs_is_left_out(prefix, beside, tmp_path):
     weights = {n: value for n, value in timm_network().state_dict().items() if not n.startswith("head.")}
@@ -456,6 +457,25 @@ def test_what_only_a_pre_training_needs_is_left_out(prefix, beside, tmp_path):
         f"left out, since they are beside the network: {', '.join(f'state_dict.{name}' for name in beside)}"
     ]
     assert identify(found, {"num_heads": 2}).family == "timm"
+
+
+@pytest.mark.parametrize(
+    ("make", "head", "other"),
+    [
+        (timm_network, "head", "head.1"),
+        (lambda: models.VisionTransformer(16, 8, 1, 2, 32, 64, num_classes=5), "heads.head", "heads"),
+        (lambda: models.VisionTransformer(16, 8, 1, 2, 32, 64, num_classes=5), "heads.head", "heads.1"),
+    ],
+    ids=["timm", "torchvision, a layer", "torchvision, after dropout"],
+)
+def test_a_head_of_one_layer_may_have_another_place(make, head, other, tmp_path):
+    weights = make().state_dict()
+    state = {f"_orig_mod.{name.replace(f'{head}.', f'{other}.')}": value for name, value in weights.items()}
+    assert f"_orig_mod.{other}.weight" in state
+    torch.save(state, tmp_path / "a.pth")
+    found = read_weights(tmp_path / "a.pth").tensors
+    assert found.keys() == weights.keys()
+    assert torch.equal(found[f"{head}.weight"], weights[f"{head}.weight"])
 
 
 @pytest.mark.parametrize("prefix", ["backbone.", "model.backbone.", "module.backbone."])

@@ -46,6 +46,8 @@ _UNUSED = re.compile(r"((vit|deit)\.)?(pooler\..*|(embeddings\.)?mask_token)|opt
 """Tensors of pre-training that the logits do not need."""
 _BESIDE = re.compile(r"(.*_)?(criterion|loss(es)?|metrics?|acc(uracy)?\d*)(_.*)?", re.IGNORECASE)
 """First words of what is none of the network in a LightningModule: of losses and metrics."""
+_HEAD = re.compile(r"((?:.*\.)?(?:head|heads|classifier))(\.\d+)?\.(weight|bias)")
+"""Names of a layer in the place of a head, or in an ``nn.Sequential`` there, as beside dropout."""
 _PROJECTION = re.compile(r"(.*\.)?((\w+_)?head\.(mlp\.\d+|last_layer)|head\.\d+)\.\w+")
 """Names in a head of several layers, as DINO's, iBOT's and MoCo v3's, which only their pre-training needs."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
@@ -291,6 +293,15 @@ def _mappings(contents: Mapping[Any, Any], place: str = "", depth: int = 4) -> I
             yield from _mappings(value, f"{place}{key}.", depth - 1)
 
 
+def _with_plain_heads(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors of which a head that is one layer has the name that the family gives it."""
+    found = {name: match for name in tensors if (match := _HEAD.fullmatch(name))}
+    layers = Counter(place for place, _ in {(match[1], match[2]) for match in found.values()})
+    single = {name: match for name, match in found.items() if layers[match[1]] == 1}
+    plain = {n: f"{m[1]}{'.head' * m[1].endswith('heads')}.{m[3]}" for n, m in single.items()}
+    return {plain.get(name, name): value for name, value in tensors.items()}
+
+
 def _known(tensors: Mapping[str, Tensor]) -> set[str]:
     """Returns the names that the family has which has most of them; all of a ViT of ours."""
     on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
@@ -333,7 +344,7 @@ def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
     if not isinstance(contents, Mapping):
         raise UserError(f"it holds no weights, but {type(contents).__name__}")
     mappings = {
-        place: {name: value for name, value in tensors.items() if not name.startswith(_COUNTS)}
+        place: {n: value for n, value in _with_plain_heads(tensors).items() if not n.startswith(_COUNTS)}
         for place, tensors in _mappings(contents)
     }
     found = [one for place, tensors in mappings.items() for one in _candidates(place, tensors)]
