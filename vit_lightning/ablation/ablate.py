@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import Counter
@@ -18,7 +17,6 @@ from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
-from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import word
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.limits import at_least, problems_of, refuse
@@ -163,7 +161,8 @@ def forecast(plan: Plan, ledger: Ledger, workers: int) -> list[str]:
     study, known = ledger.study(), [ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms]
     seconds = [value for value in known if value is not None]
     each = sum(seconds) / len(seconds) / workers if seconds else None
-    lines = forecast_sentences(study, count_test_images(plan.experiments[plan.baseline]), each)
+    data = plan.experiments[plan.baseline].data
+    lines = forecast_sentences(study, data.image_count("test") if data.own_loaders else None, each)
     if plan.tune.replicates:
         trials = len(plan.tune.seeds) * len(plan.tune.combinations)
         runs = (1 + trials) * len(plan.arms) * plan.compare.max_seeds
@@ -171,18 +170,6 @@ def forecast(plan: Plan, ledger: Ledger, workers: int) -> list[str]:
     elif study.tuning is not None and (left := sum(trial.state == "missing" for trial in study.tuning.trials)):
         lines.append(f"tuning before that: {counted(left, 'run')}")
     return lines
-
-
-def count_test_images(experiment: Experiment) -> int | None:
-    """Returns the number of images that a run is tested on; None if only its loaders know."""
-    data, limit = experiment.data, experiment.trainer["limit_test_batches"]
-    if not data.own_loaders:
-        return None
-    count = data.image_count("test")
-    if limit is None:
-        return count
-    batches = limit if isinstance(limit, int) else math.floor(limit * math.ceil(count / data.batch_size))
-    return min(count, batches * data.batch_size)
 
 
 def _finish(folder: Path) -> None:

@@ -188,17 +188,23 @@ def _last_written(folder: Path) -> float:
     return max(times)
 
 
-def begin_process(parent: int, output: int, threads: int, visible: str | None) -> None:
-    """Prepares a forked process for a run: its life, its output, its threads and its GPU.
+def _work(
+    experiment: Experiment, words: list[str], claim: Path, threads: int, visible: str | None, parent: int
+) -> None:
+    """Runs the process of one attempt.
 
     Args:
-        parent: process with which it ends; another one will take its run over.
-        output: file that stdout and stderr go to.
+        experiment: the run's.
+        words: arguments of the equivalent command.
+        claim: its claim; beside it the output of the process, and the cause of a fault, are written.
         threads: number of its threads.
         visible: id of its GPU; None on a CPU, or where it may have all.
+        parent: process with which it ends; another one will take its run over.
     """
+    os.setpgid(0, 0)
     die_with(parent)
     obey_parent()
+    output = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for handle, stream in ((1, sys.stdout), (2, sys.stderr)):
         os.dup2(output, handle)
         if isinstance(stream, io.TextIOWrapper):  # the same object, to which W&B listens
@@ -209,15 +215,6 @@ def begin_process(parent: int, output: int, threads: int, visible: str | None) -
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     torch.set_num_threads(threads)
-
-
-def _work(
-    experiment: Experiment, words: list[str], claim: Path, threads: int, visible: str | None, parent: int
-) -> None:
-    """Runs the process of one attempt; ``words`` are the arguments of the equivalent command."""
-    os.setpgid(0, 0)
-    log = os.open(claim.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    begin_process(parent, log, threads, visible)
     sys.argv[1:] = words
     try:
         _fit_alone(experiment)

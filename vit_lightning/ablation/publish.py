@@ -34,7 +34,7 @@ def publish(folder: Path, *, in_wandb: bool) -> Report:
 
 def dashboard(folder: Path) -> None:
     """Makes workspaces of a run, a folder of runs or an ablation in W&B."""
-    if _is_ablation(folder):
+    if (folder / "ledger.json").is_file():
         wandb_dashboard.dashboard(_read_report(folder))
     else:
         wandb_dashboard.runs_dashboard(folder)
@@ -65,7 +65,3 @@ def sync(folder: Path) -> None:
 def _read_report(folder: Path) -> Report:
     with foreign(folder):
         return make_report(read_study(folder))
-
-
-def _is_ablation(folder: Path) -> bool:
-    return (folder / "ledger.json").is_file()
