@@ -88,7 +88,8 @@ class InitialWeights:
         """
         known = replace(self, images=facts_of_images(self.file.view or {}))
         config = self.file.config or {}
-        model, usual, family, source = config.get("model"), dict[str, Any](), "", None
+        model, usual, family = config.get("model"), dict[str, Any](), ""
+        source: Source | None = None
         if self.file.checkpoint is None and not for_vit:
             return known
         with naming(KEY, self.file):
