@@ -189,21 +189,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(out: Path, key: str = "out") -> Iterator[Path]:
+def whole_folder(out: Path) -> Iterator[Path]:
     """Gives a hidden folder beside ``out``, which becomes ``out`` at the end and is removed after an error.
 
     Raises:
-        UserError: ``out`` is there and not empty, or cannot be made; the message names ``key``.
+        UserError: ``out`` is there and not empty, or cannot be made.
     """
     place = out.resolve()  # which has a name, also where out is "."
     try:
         if place.is_file() or (place.is_dir() and any(place.iterdir())):
-            raise UserError(f"{key}={out} is there already (choose a new one)")
+            raise UserError(f"out={out} is there already (choose a new one)")
         place.parent.mkdir(parents=True, exist_ok=True)
         part = place.with_name(f".{place.name}.{os.getpid()}.part")
         part.mkdir()
     except OSError as fault:
-        raise UserError(f"{key}={out} cannot be made: {fault.strerror}") from fault
+        raise UserError(f"out={out} cannot be made: {fault.strerror}") from fault
     try:
         yield part
         part.rename(place)
