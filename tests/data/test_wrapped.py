@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
 from runs import SMALL
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
 from vit_lightning.cli import main
@@ -405,6 +405,18 @@ def test_classes_of_a_split_are_those_of_training_by_name(names, kind):
     (batch,) = data.test_dataloader()
     assert [data.class_names[label] for label in batch.labels] == names * 2
     assert [data.class_names[label] for label in data.dataset("val").labels] == names * 2
+
+
+@pytest.mark.parametrize("other", [["cat", "dog"], ["dog", "eel"]])
+def test_joined_datasets_number_classes_alike(other):
+    def joined():
+        return ConcatDataset([Animals({"train": names}, "train") for names in (["cat", "dog", "eel"], other)] * 5)
+
+    if other == ["cat", "dog"]:
+        assert WrappedDataset(dataset_class=joined).class_names == ["cat", "dog", "eel"]
+        return
+    with pytest.raises(UserError, match="have the classes cat, dog, eel and dog, eel, so that labels differ"):
+        WrappedDataset(dataset_class=joined)
 
 
 class Zoo(LightningDataModule):

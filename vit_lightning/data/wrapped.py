@@ -12,7 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 from vit_lightning.classes import listed, match_classes
 from vit_lightning.data.base import ImageData
@@ -196,11 +196,20 @@ class WrappedDataset(SplitData):
 def _class_names(dataset: Any) -> list[str] | None:
     """Returns the names that a dataset has for its classes, if any: of ``class_to_idx`` first, which labels follow.
 
-    Those of a ``Subset`` are those of the dataset that it is of.
+    Those of a ``Subset`` are those of the dataset that it is of, and those of a ``ConcatDataset`` must be the same.
     Where a ``target_transform`` changes labels, names follow it; there are none where it makes one of several.
     """
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
+    if isinstance(dataset, ConcatDataset):
+        parts = [names for part in dataset.datasets if (names := _class_names(part))]
+        longest = max(parts, key=len, default=None)
+        if other := next((names for names in parts if names != (longest or [])[: len(names)]), None):
+            both = f"have the classes {listed(longest or [])} and {listed(other)}"
+            raise UserError(
+                f"class_path=ConcatDataset: its datasets {both}, so that labels differ (give all one class_to_idx)"
+            )
+        return longest
     index = getattr(dataset, "class_to_idx", None) or {}
     names = getattr(dataset, "classes", None) or getattr(dataset, "class_names", None)
     if not names or sorted(index.values()) == [*range(len(names))]:  # ImageNet's has several names for a class
