@@ -54,7 +54,7 @@ def _entity(settings: Mapping[str, Any]) -> str:
     why = f"WANDB_MODE={mode}" if mode in ("offline", "disabled", "dryrun") else "" if has_key() else "no API key"
     if why:
         raise UserError(f"{why}: workspaces are made in W&B (wandb login; runs of an offline mode: lightning sync)")
-    return settings.get("entity") or str(wandb.Api(timeout=20).default_entity)
+    return str(settings.get("entity") or wandb.Api(timeout=20).default_entity)
 
 
 def _save(view: Any) -> None:
