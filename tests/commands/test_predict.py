@@ -5,11 +5,13 @@ import json
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
+from lightning.pytorch import LightningModule
 from PIL import Image
 from runs import SMALL
 from tensors import randomise, write_images
@@ -17,6 +19,7 @@ from torchvision import models
 
 from vit_lightning import Digits, UserError, load
 from vit_lightning.cli import main
+from vit_lightning.commands import trained
 from vit_lightning.data.image_files import data_of_files, find_images
 from vit_lightning.weights.hubs import LIBRARIES
 
@@ -149,3 +152,13 @@ def test_named_files_come_once_in_their_order(tmp_path):
     ]
     with pytest.raises(UserError, match="no such file"):
         find_images([tmp_path / "z"])
+
+
+def test_a_predict_step_that_gives_no_probabilities_is_refused(monkeypatch):
+    """PL#7144."""
+    trainer = SimpleNamespace(predict=lambda *arguments, **others: [torch.ones(2, 3)])
+    monkeypatch.setattr(trained, "load_trained", lambda experiment: (LightningModule(), None))
+    monkeypatch.setattr(trained, "make_trainer", lambda *arguments: trainer)
+    experiment = SimpleNamespace(make_trainer_arguments=dict, data=None)
+    with pytest.raises(UserError, match=r"predict_step of LightningModule returns Tensor \(leave it out"):
+        trained._run_network(experiment, Path(), {})

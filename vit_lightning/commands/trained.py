@@ -170,6 +170,9 @@ def _run_network(
     replaced = {"logger": False, **arguments}
     trainer = make_trainer(experiment.make_trainer_arguments(replaced), folder, [], [])
     batches: list[Any] = trainer.predict(module, datamodule=experiment.data) or []
+    if other := next((type(batch).__name__ for batch in batches if not isinstance(batch, Mapping)), None):
+        way_out = "leave it out, for the softmax of forward, or use Lightning's Trainer.predict"
+        raise UserError(f"predict_step of {type(module).__name__} returns {other} ({way_out})")
     return trainer, {name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]}
 
 
