@@ -157,9 +157,13 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
 
 def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, capsys):
     flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.count=50", "--checkpoint.every_n_steps=1"]
-    fit_until(2, monkeypatch, [*flags, "--out=run"])
+    flags += ["--trainer.max_epochs=2"]
+    fit(resolve([*flags, "--out=whole"]))
+    fit_until(4, monkeypatch, [*flags, "--out=run"])
     results = fit(resolve([*flags, "--out=run", "--resume=auto"]))
-    assert results["steps"] == 4
+    assert results["steps"] == 8
+    whole, run = (read_checkpoint(Path(name, "checkpoints", "last.ckpt"))["state_dict"] for name in ("whole", "run"))
+    assert all(torch.equal(whole[name], run[name]) for name in whole), "shuffled as it would have been"
     assert 0.0 <= results["test/acc_low"] <= results["test/acc"]
     assert "is used as it is" in capsys.readouterr().out
     with np.load("run/test_predictions.npz") as table:

@@ -38,15 +38,25 @@ from vit_lightning.training.lightning_detours import (
 class StepSeeds(Callback):
     """Callback that seeds each step, so that dropout and drop path depend on seed, rank and completed batches alone.
 
-    No random state has to be stored, and a resumed run draws the same numbers as an uninterrupted one.
+    Epochs are seeded too, for loaders of others that shuffle. No random state has to be stored, and a resumed run draws
+    the same numbers as an uninterrupted one.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch:  # the order of the first one is that of plain Lightning
+            self._seed(trainer, ~self._completed(trainer))
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        completed = trainer.fit_loop.epoch_loop.batch_progress.total.completed
-        key = one_key(self.seed, completed, trainer.global_rank)
+        self._seed(trainer, self._completed(trainer))
+
+    def _completed(self, trainer: Trainer) -> int:
+        return trainer.fit_loop.epoch_loop.batch_progress.total.completed
+
+    def _seed(self, trainer: Trainer, moment: int) -> None:
+        key = one_key(self.seed, moment, trainer.global_rank)
         seed_torch(key)
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # for other packages that use it
