@@ -123,6 +123,12 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
     except BrokenPipeError:
         if not is_program:
             raise
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # it is the reader's, which breaks again
+            pass
+        else:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # of a reader such as ``head``; Python would write to it at exit
         return 128 + signal.SIGPIPE
     except OSError as fault:

@@ -119,7 +119,7 @@ def test_a_plan_of_a_grid(in_folder):
 def test_a_plan_of_several_sizes(in_folder):
     sizes = {"small": {"model.depth": 2}, "large": {"model.depth": 4}}
     plan = read_plan(write(changed(NAMED, sizes=sizes)))
-    (one, *others), first = NAMED["arms"], next(iter(NAMED["arms"]))
+    one, *others = NAMED["arms"]
     assert plan.baseline == f"{NAMED['baseline']}, small"
     assert plan.arms[f"{others[0]}, large"] == {**NAMED["arms"][others[0]], "model.depth": 4}
     assert plan.factors == {"arms": [one, *others], "sizes": ["small", "large"]}
@@ -128,7 +128,9 @@ def test_a_plan_of_several_sizes(in_folder):
         read_plan(write(wrong))
     assert any("sizes: arms beside a baseline have sizes" in text for text in error.value.problems)
     assert any(text.endswith(f"arm {others[0]} gives it too (leave out one)") for text in error.value.problems)
-    assert first == one
+    alone = problems(changed(NAMED, sizes=sizes, arms={"cls": {}}, baseline="mine"))
+    assert "there is one arm only: nothing to compare" in alone
+    assert "baseline=mine must be an arm (choose cls)" in alone
 
 
 def test_tuned_arms_and_their_trials(in_folder):

@@ -101,7 +101,7 @@ ENDED = {
     "10:batch_start:TERM": (f"{ACCUMULATE}2", EIGHT),
     "8:train_end:KILL": (STOP_EARLY,),
     "16:best_write:LATE_KILL": (),
-    "11:ckpt_write:LATE_TERM": (),
+    "11:ckpt_write:LATE_INT": (),
 }
 """Flags of a run by how it is ended: before a step, within, in a validation, while a file is written."""
 ENDED_TOO = [

@@ -10,9 +10,10 @@ from runs import REPOSITORY
 
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.comparisons import compare, make_schedule
+from vit_lightning.report.page import verdicts
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run
-from vit_lightning.report.wording import kind_of
+from vit_lightning.report.wording import SUM, kind_of
 
 IMAGES = 360
 
@@ -257,3 +258,7 @@ def test_arms_of_several_sizes_are_compared_within_their_size_and_between(study,
     report = make_report(sized)
     assert report.recommendation.startswith("'mean' is with 'small' worse, by 2 points or more; with 'large' better")
     assert ": the answer flips." in report.recommendation
+    three = {name: noisy(mean)[0] for name, mean in zip(names, (0.50, 0.90, 0.60, 0.908), strict=True)}
+    sized = replace(sized, runs=with_results(study, three).runs)
+    assert "the difference changes with the size ('mean x large')" in make_report(sized).recommendation
+    assert verdicts(analyse(sized))[-1]["other"] == SUM

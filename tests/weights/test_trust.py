@@ -98,6 +98,7 @@ def test_descriptions_of_weights_import_nothing(form, foreign):
         ({"model": {"class_path": "lightning.pytorch.LightningModule.load_from_checkpoint"}}, "may name modules"),
         ({"model": {"class_path": "torchvision.models.vgg.torch.hub.load"}}, "hub.load: a file of weights may name"),
         ({"data": {"dataset_class": "torchvision.datasets.folder.default_loader"}}, "data.dataset_class="),
+        ({"data": {"class_path": "torchvision.datasets.LSUN"}}, "data.class_path=torchvision.datasets.LSUN"),
         ({"data": {"init_args": {"loader": "torchvision.io.read_file"}}}, "data.init_args.loader=torchvision.io"),
         ({"model": {"class_path": "vit_lightning.commands.fit.fit"}}, "may name modules, datasets and functions"),
     ],

@@ -411,6 +411,7 @@ class PlanReader(Reader):
         named, grid = self.given.get("arms"), self.given.get("grid")
         factors: dict[str, list[Any]] = {}
         arms: dict[str, dict[str, Any]] = {}
+        sizes: dict[str, dict[str, Any]] = {}
         before = len(self.problems)
         if (named is None) == (grid is None):
             self.problems.append("give arms: {NAME: {OPTION: VALUE}} or grid: {OPTION: [VALUES]}, one of the two")
@@ -425,11 +426,12 @@ class PlanReader(Reader):
             self.problems += [f"arm {name}: a name is a text: write it in quotes" for name in texts]
             taken = [name for name in named if name in NOT_AN_ARM]
             self.problems += [f"arm {name}: this name has a meaning of its own (choose another)" for name in taken]
-            if sizes := self.sizes(arms):
-                factors = {"arms": [*arms], SIZES: [*sizes]}
-                arms = {arm_name(arm, size): {**arms[arm], **sizes[size]} for arm in arms for size in sizes}
+            sizes = self.sizes(arms)
         if len(arms) < 2 and len(self.problems) == before:
             self.problems.append("there is one arm only: nothing to compare")
+        if sizes:
+            factors = {"arms": [*arms], SIZES: [*sizes]}
+            arms = {arm_name(arm, size): {**arms[arm], **sizes[size]} for arm in arms for size in sizes}
         self.refuse_same_folder(f"arms {', '.join(arms)}: two names", arms)
         return factors, arms
 
@@ -441,7 +443,10 @@ class PlanReader(Reader):
         if not isinstance(given, dict) or len(given) < 2:
             self.problems.append(f"sizes={word(given)} must hold {{NAME: {{OPTION: VALUE}}}}, of two sizes or more")
             return {}
-        sizes = {str(name): self.options(f"sizes.{name}", options) for name, options in given.items()}
+        sizes = {str(name): self.options(f"sizes.{name}", options or {}) for name, options in given.items()}
+        self.problems += [
+            f"size {name}: a name is a text: write it in quotes" for name in given if type(name) is not str
+        ]
         for name, options in sizes.items():
             self.refuse_twice(f"sizes.{name}", options, {f"arm {arm}": own for arm, own in arms.items()})
         return sizes
@@ -449,9 +454,10 @@ class PlanReader(Reader):
     def baseline(self, arms: Mapping[str, Mapping[str, Any]], factors: Mapping[str, Any], compare: Compare) -> str:
         """Returns the name of the baseline."""
         given, first, names = self.given.get("baseline"), next(iter(arms), ""), "; ".join(factors.get("arms", arms))
+        wanted = given
         if SIZES in factors:
-            given, factors = given and arm_name(str(given), factors[SIZES][0]), {}
-        name = next((name for name, arm in arms.items() if given == (arm if factors else name)), None)
+            wanted, factors = given and arm_name(str(given), factors[SIZES][0]), {}
+        name = next((name for name, arm in arms.items() if wanted == (arm if factors else name)), None)
         if name is None and arms and (given is not None or compare.arms == "baseline"):
             shown = "baseline is missing: it" if given is None else f"baseline={word(given)}"
             values = f"give a value of each of {', '.join(factors)}, such as {word(arms[first])}"

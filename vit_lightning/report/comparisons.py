@@ -232,13 +232,15 @@ def _interactions(study: Study) -> Terms:
     of arms are compared.
     """
     factors, found = [[level_name(key, one) for one in given] for key, given in study.factors.items()], Terms()
-    if len(factors) != 2 or study.compare.arms == "pairs":
+    varied = [place for place, levels in enumerate(factors) if len(levels) > 1]
+    if len(varied) != 2 or study.compare.arms == "pairs":
         return {}
     base = next(levels for levels in itertools.product(*factors) if arm_name(*levels) == study.baseline)
-    for one, other in itertools.product(*factors):
-        if one != base[0] and other != base[1]:
-            alone = dict.fromkeys((arm_name(one, base[1]), arm_name(base[0], other)), -1)
-            found[f"{one} x {other}", study.baseline] = {arm_name(one, other): 1, study.baseline: 1, **alone}
+    for both in itertools.product(*factors):
+        if all(both[place] != base[place] for place in varied):
+            alone = [arm_name(*base[:place], both[place], *base[place + 1 :]) for place in varied]
+            name = " x ".join(both[place] for place in varied)
+            found[name, study.baseline] = {arm_name(*both): 1, study.baseline: 1, **dict.fromkeys(alone, -1)}
     return found
 
 

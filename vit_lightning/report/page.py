@@ -14,7 +14,7 @@ from vit_lightning.report.figures import inline_svg, to_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import markdown, results_csv
 from vit_lightning.report.units import NONE
-from vit_lightning.report.wording import command, headline, quoted, rule
+from vit_lightning.report.wording import SUM, command, headline, quoted, rule
 from vit_lightning.storage.folder import write_whole
 
 CAPTIONS = {
@@ -77,6 +77,7 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
     found = []
     for one in analysis.comparisons:
         values = {key: known.get(key, getattr(one, key, None)) for key in keys}
+        values |= {"other": SUM} if one.is_interaction else {}
         found.append({key: None if value != value else value for key, value in values.items()})  # nan
     return found
 

@@ -80,9 +80,9 @@ def quoted(name: str) -> str:
     return f"'{name}'"
 
 
-def few(names: Sequence[str], shown: Callable[[str], str] = quoted) -> str:
+def few(names: Sequence[str], shown: Callable[[str], str] = quoted, noun: str = "arms") -> str:
     """Names some arms, each as ``shown`` writes it, or counts them if they are many."""
-    return f"{len(names)} arms" if len(names) > FEW else listed([shown(name) for name in names])
+    return f"{len(names)} {noun}" if len(names) > FEW else listed([shown(name) for name in names])
 
 
 def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = quoted) -> str:
@@ -141,7 +141,8 @@ def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     for found, others in ((groups, base), (together, SUM)):
         for kind in (kind for kind in KINDS if kind in found):
             verb = [] if kind == "failed" else ["is" if len(found[kind]) == 1 else "are"]
-            parts.append(" ".join([names(found[kind]), *verb, phrase(analysis, kind, others)]))
+            noun = "arms" if found is groups else "interactions"
+            parts.append(" ".join([names(found[kind], noun=noun), *verb, phrase(analysis, kind, others)]))
     return so_far + "; ".join(parts) + _finished(analysis.comparisons)
 
 
@@ -437,11 +438,16 @@ def _over_sizes(analysis: Analysis) -> str:
         of_sizes = {size: kinds[arm_name(arm, size)] for size in sizes}
         outcomes = {KINDS[kind].outcome for kind in of_sizes.values()}
         changes = [one for one in analysis.interactions if arm_name(arm, sizes[0]) in one.terms]
-        claimed = [one for one in changes if {"better", "worse"} & {*one.claims}]
-        same = all(one.verdict == "equivalent" for one in changes)
-        answer = f"the difference changes with the size ({few([one.arm for one in claimed])})" if claimed else ""
-        answer = "the answer flips" if {"better", "worse"} <= outcomes else answer
-        answer = answer or (f"sizes change it by less than {_effect(analysis)}" if same else "no change is shown")
+        kinds_of = {one.arm: kind_of(one) for one in changes}
+        claimed = [name for name, kind in kinds_of.items() if KINDS[kind].outcome in ("better", "worse")]
+        small = all(kind.startswith("slightly") or kind == "equivalent" for kind in kinds_of.values())
+        answer = "no change is shown"
+        if {"better", "worse"} <= outcomes:
+            answer = "the answer flips"
+        elif claimed:
+            answer = f"the difference changes with the size ({few(claimed, noun='interactions')})"
+        elif small:
+            answer = f"the difference changes by less than {_effect(analysis)} from that with {quoted(sizes[0])}"
         said = "; ".join(f"with {quoted(size)} {phrase(analysis, kind)}" for size, kind in of_sizes.items())
         found.append(f"{quoted(arm)} is {said}: {answer}.")
     return " ".join(found)

@@ -106,5 +106,5 @@ def _fetched(load: Callable[[], T], place: str) -> T:
     except Exception as fault:  # of urllib, of sockets, of the hub
         reason = first_line(fault)
         if isinstance(fault, OSError) and fault.errno is None:  # not of the disk
-            reason = "offline, or there is no such model"
+            reason = f"offline, or there is no such model ({reason})"
         raise UserError(f"{place}: its weights cannot be had: {reason}") from fault

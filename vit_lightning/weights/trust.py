@@ -27,6 +27,8 @@ PACKAGES = ("vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "to
 """Packages whose classes a config in a file of weights may name."""
 OF_TENSORS = ("torch.nn.functional.", "torchmetrics.functional.", "torchvision.ops.", "torchvision.transforms.")
 """Modules whose functions and classes compute on tensors and do nothing else; others may unpickle files."""
+UNPICKLES = ("torchvision.datasets.lsun",)
+"""Modules whose datasets unpickle a file in the working folder, which anybody may have put there."""
 CLASS_KEYS = {"class_path", "model", "module", "data", "metrics", "augment", "transform", "dataset_class"}
 CLASS_KEYS |= {"callbacks", "logger", "plugins", "profiler", "strategy"}
 """Options whose value, if it is text, may be the path of a class."""
@@ -103,6 +105,8 @@ def _find(name: str) -> Any:
 def _is_harmless(name: str) -> bool:
     """Whether a name of a known package is nothing that does more, when it is called, than make a part or compute."""
     found = _find(name)  # None is nothing that could be called
+    if getattr(found, "__module__", "") in UNPICKLES:
+        return False
     if not callable(found) or f"{getattr(found, '__module__', '')}.".startswith(OF_TENSORS):
         return True
     if inspect.isclass(found):
