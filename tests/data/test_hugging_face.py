@@ -106,7 +106,7 @@ def test_a_damaged_row_is_named_or_skipped(tmp_path):
 @installed
 def test_mistakes_are_named(tmp_path):
     tables = parquet(tmp_path, "train")
-    with pytest.raises(UserError, match=r"no column picture \(choose image, label\)"):
+    with pytest.raises(UserError, match=r"no column data.image_column=picture \(choose image, label\)"):
         of(tmp_path, tables, image_column="picture").check()
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no Parquet files, .*ImageFolder"):

@@ -532,3 +532,10 @@ def test_what_lies_a_folder_deeper_is_said(tmp_path):
     make_folder(tmp_path, "fold_1", "phase2/photos")
     data = ImageFolder(root=root, image_size=8)
     assert data.notice == f"{root}: the classes are fold_1, images, phase2, and not the folders cat, dog, owl in them"
+
+
+def test_a_folder_whose_labels_are_in_a_table_names_the_class_that_reads_it(tmp_path):
+    write_images(tmp_path / "train" / "images", 2)
+    (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n")
+    with pytest.raises(UserError, match=r"metadata.csv: data.class_path=HuggingFaceSet with data.path=.* reads it"):
+        ImageFolder(root=tmp_path, image_size=8).check()

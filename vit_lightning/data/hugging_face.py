@@ -106,10 +106,11 @@ class HuggingFaceSet(ImageSet):
             refuse(f"{key}={value} {why}" for key, value in given if value is not None)
         problems, place = [], f"path={self.path}: "
         for split, features in ((split, table.features) for split, some in self._tables.items() for table in some):
-            missing = [name for name in (self.image_column, self.label_column) if name not in features]
+            asked = {"image_column": self.image_column, "label_column": self.label_column}
+            missing = [f"data.{key}={name}" for key, name in asked.items() if name not in features]
             label, choices = features.get(self.label_column), ", ".join(features)
             if missing:
-                problems.append(f"{place}{split} has no column {' or '.join(missing)} (choose {choices})")
+                problems.append(f"{place}{split} has no column {', '.join(missing)} (choose {choices})")
             elif not re.match("u?int|(large_)?string|bool|null", str(getattr(label, "dtype", ""))):
                 one = f"an image has one label, a number or a text (choose {choices}, or give a Dataset of your own)"
                 problems.append(f"{place}label_column={self.label_column} of {split} holds {label}: {one}")

@@ -80,6 +80,10 @@ def in_words(left_out: Counter[str]) -> str:
     return "left out " + ", ".join(f"{-count} {kind}" for count, kind in counts) if counts else ""
 
 
+TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet", "dataset_dict.json", "state.json")
+"""Files that tell labels where folders do not."""
+
+
 @dataclass(kw_only=True, eq=False, repr=False)
 class ImageFolder(ImageSet):
     """Images in one folder for each class: ROOT/train/CLASS/*.jpg, with ROOT/val and ROOT/test or without.
@@ -146,6 +150,9 @@ class ImageFolder(ImageSet):
             text = f"must hold at least two folders, one for each class, found {len(names)}"
             inside = [self.root / name for name in names if folder == self.root and _class_folders(folder / name)]
             text += "".join(f" (is data.root={place} meant?)" for place in inside)
+            places = (self.root, folder, folder.parent)
+            if tables := [name for name in TABLES if any((place / name).exists() for place in places)]:
+                text += f" ({tables[0]}: data.class_path=HuggingFaceSet with data.path={self.root} reads it)"
             raise UserError(f"root={self.root}: {folder} {text}{_packed(self.root)}")
         return names
 
