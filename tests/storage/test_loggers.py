@@ -102,6 +102,6 @@ def test_the_logger_of_a_module_s_code_is_the_first_of_the_config(in_folder, cap
 def test_code_that_calls_a_logger_which_no_config_names_is_told_to_name_one(in_folder, capsys, kind, name):
     Path("talks.py").write_text(TALKS)
     assert main(["fit", *SMALL, "--out=run", f"--module=talks.{kind}"]) == 2
-    said = f"lightning fit: self.logger.{name}: the config has no logger of Lightning (give the one that your code "
+    said = f"lightning fit: self.logger.{name}: the config has no logger of Lightning (give the one your code "
     assert capsys.readouterr().err.splitlines()[-1].startswith(said)
     assert not Path("run").exists()

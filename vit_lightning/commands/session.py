@@ -89,7 +89,7 @@ def own_faults(folder: Path | None) -> Iterator[None]:
             raise UserError(f"self.logger.experiment: {why} (ask `if self.logger` before it)") from fault
         if isinstance(fault, AttributeError) and isinstance(fault.obj, MetricsFile):  # the first, which is self.logger
             name = f"self.logger.{fault.name}"
-            instead = "give the one that your code calls: --trainer.logger=CSVLogger --trainer.logger.save_dir=logs, ..."
+            instead = "give the one your code calls: --trainer.logger=CSVLogger --trainer.logger.save_dir=logs"
             raise UserError(f"{name}: the config has no logger of Lightning ({instead})") from fault
         if type(fault).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
