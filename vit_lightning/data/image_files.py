@@ -213,8 +213,8 @@ class ImageFolder(ImageSet):
         if self.root not in self._folders.values():
             named = by_split(inside := _class_folders(self.root))[0].values()
             for name, (folder, *_) in inside.items():
-                split = split_of(name, whole=False)
-                is_bare = split is not None and not _class_folders(_inside(folder, split))
+                told = split_of(name, whole=False)
+                is_bare = told is not None and not _class_folders(_inside(folder, told))
                 if is_bare or name not in named:
                     left_out[f"folder {name}{' without class folders' * is_bare}"] += 1
         return images, left_out

@@ -278,13 +278,13 @@ def _compare(study: Study, terms: Terms, design: Design) -> list[ArmComparison]:
         course = follow(sign * table.astype(np.float64), design)
         courses |= {place: course.of(row) for row, place in enumerate(places)}
     made = []
-    for place, (names, own) in enumerate(terms.items()):
+    for place, ((arm, other), own) in enumerate(terms.items()):
         course, found = courses[place], differences[place]
         last = int(course.stop)
         decided = last >= 0 and bool((course.decided | course.unlikely)[last])
         sizes = {images_of(study, done[name, seed]) for name in own for seed in found}
         rest = None if last < 0 else last, decided, sizes.pop() if len(sizes) == 1 else None
-        made.append(ArmComparison(*names, own, study, design, found, complete[place], course, *rest))
+        made.append(ArmComparison(arm, other, own, study, design, found, complete[place], course, *rest))
     return made
 
 

@@ -65,7 +65,7 @@ def expect(rules: Compare, terms: Collection[Mapping[str, int]], sd: float, trut
         sd: standard deviation of the paired differences.
         truth: true difference of each arm to the baseline; for pairs, of the last arm to all others.
     """
-    design, arms = design_of(rules, len(terms)), list(dict.fromkeys(arm for own in terms for arm in reversed(own)))
+    design, arms = design_of(rules, len(terms)), list(dict.fromkeys(arm for own in terms for arm in reversed([*own])))
     signs = np.array([[own.get(arm, 0) for arm in arms] for own in terms])
     pairs = (signs != 0).sum(1) == 2
     gains = ~(signs[pairs] == -1).any(0)  # of baselines and, of pairs, all but the last none
