@@ -191,7 +191,6 @@ def test_horizontal_flip_mirrors_the_asked_share_exactly(p):
         (lambda: ColorJitter(brightness=-1.0, hue=0.6), ["brightness", "hue"]),
         (lambda: RandAugment(num_ops=0, magnitude=31), ["num_ops", "magnitude"]),
     ],
-    ids=str,
 )
 def test_bad_settings_are_named_at_once(made, named):
     with pytest.raises(UserError) as caught:
