@@ -31,7 +31,8 @@ from vit_lightning.commands.session import Results, chosen_matmul, logged, make_
 from vit_lightning.commands.summary import in_bytes, table_or_note, training_bytes
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, use_files
-from vit_lightning.data.bad_images import BAD_IMAGES, DamagedImage
+from vit_lightning.data.base import BAD_IMAGES
+from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.figures.curves import draw_curves

@@ -19,7 +19,7 @@ from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.module import compile_chosen, load_weights, make_module
 from vit_lightning.commands.session import Results, logged, make_trainer, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.data.bad_images import BAD_IMAGES
+from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split

@@ -4,12 +4,12 @@ import hashlib
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -18,7 +18,6 @@ from torch.utils.data import Dataset
 
 from vit_lightning.classes import match_classes
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.bad_images import OnBadImage, list_bad_images, refuse_too_many
 from vit_lightning.data.batch_transform import BatchTransform, Mixing, Statistics
 from vit_lightning.data.batches import Batch, Loader, Request, Workers, free_shared_memory, shared_memory_problems
 from vit_lightning.data.images import DecodedImages, DecodedOnDevice, Images
@@ -36,6 +35,10 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix_one, one_key
 from vit_lightning.sizes import pair
+
+OnBadImage = Literal["error", "skip"]
+BAD_IMAGES = "bad_images.txt"
+"""File of a run folder that lists the images that were left out, one a line."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -443,3 +446,20 @@ class ImageData(LightningDataModule):
 def _seed() -> int:
     """Returns the seed that was given to Lightning's seed_everything."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def list_bad_images(folder: Path, problems: Sequence[str]) -> None:
+    """Appends to the list in a run folder what it does not hold yet, from before a resume or from other ranks."""
+    path = folder / BAD_IMAGES
+    with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:  # file names may be no UTF-8
+        file.seek(0)
+        known = set(file)
+        lines = [f"{' '.join(problem.split())}\n" for problem in problems]
+        file.write("".join(line for line in lines if line not in known))
+
+
+def refuse_too_many(bad: Collection[str], *, total: int, split: str, max_share: float) -> None:
+    """Raises a UserError if more than ``max_share`` of the images of a split are damaged."""
+    if len(bad) > max_share * total:
+        count = f"{len(bad)} of {total} {split} images are damaged, first:"
+        raise UserError([f"data.max_bad_share={max_share}: {count}", *sorted(bad)[:5]])

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vit_lightning.data.bad_images import all_damaged
 from vit_lightning.errors import UserError
 from vit_lightning.signals import begin_worker, kill_workers, withheld
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 """An image (H, W, c)."""
+
+
+class DamagedImage(UserError):
+    """Image that cannot be decoded."""
 
 
 class Batch:
@@ -339,7 +342,7 @@ class Loader:
                 finally:
                     del batch  # or error, traceback and this frame keep each other alive, and the workers with them
             if batch.skipped and not len(batch.labels):
-                raise all_damaged(batch.skipped)
+                raise UserError([*batch.skipped, f"all {len(batch.skipped)} images of a batch are damaged"])
             if batch.skipped and self._on_skipped is not None:
                 self._on_skipped(batch.skipped)
                 batch = batch.replace(skipped=())

@@ -18,8 +18,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vit_lightning.data.bad_images import DamagedImage
-from vit_lightning.data.batches import Pixels
+from vit_lightning.data.batches import DamagedImage, Pixels
 from vit_lightning.errors import UserError
 from vit_lightning.sizes import pair
 

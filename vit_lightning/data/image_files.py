@@ -14,8 +14,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vit_lightning.classes import SHOWN, in_order, one_form
-from vit_lightning.data.bad_images import OnBadImage
-from vit_lightning.data.base import ImageData
+from vit_lightning.data.base import ImageData, OnBadImage
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
 from vit_lightning.data.image_set import (

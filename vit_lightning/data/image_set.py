@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset
 
 from vit_lightning.classes import SHOWN
-from vit_lightning.data.bad_images import OnBadImage
-from vit_lightning.data.base import ImageData
+from vit_lightning.data.base import ImageData, OnBadImage
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.images import DecodedImages, keep_if_small
