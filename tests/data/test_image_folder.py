@@ -456,7 +456,14 @@ def test_what_is_no_image_or_in_no_class_is_counted(tmp_path):
     kinds = ("JPEG", "JPEG", "AVIF", "JPEG2000", "PPM", "JPEG")
     for path, kind in zip(read, kinds, strict=True):
         image.convert("L" if path.suffix == ".pgm" else "RGB").save(path, kind)
-    for place in ("train/cat/g.heic", "train/dog/h.HEIC", "test/cat/list", "train/owl/note.txt", "train/loose.jpg"):
+    for place in (
+        "train/cat/g.heic",
+        "train/dog/h.HEIC",
+        "test/cat/list",
+        "train/owl/note.txt",
+        "train/loose.jpg",
+        "a.jpg",
+    ):
         (root / place).write_bytes(b"none")
     write_images(root / "seg_pred", 2)
     data = ImageFolder(root=root, image_size=8, val_share=0.5)
@@ -465,7 +472,8 @@ def test_what_is_no_image_or_in_no_class_is_counted(tmp_path):
     shown = data.dataset("train").__getitems__(Request([0, 1, 2, 3, 5], None)).images[..., 4, 4]
     assert (shown.int() - torch.tensor([9, 99, 199])).abs().max() < 6
     assert data.notice == (
-        f"{root}: left out 2 .heic, 1 .jpg beside the class folders, 1 .txt, 1 folder seg_pred, 1 without a suffix"
+        f"{root}: left out 2 .heic, 1 .jpg beside the class folders, 1 .jpg beside the folders of the splits, 1 .txt, "
+        "1 folder seg_pred, 1 without a suffix"
     )
 
 

@@ -210,6 +210,8 @@ class ImageFolder(ImageSet):
         for folder in {self.root, *self._folders.values()}:
             left_out.update(f"folder {path.name}" for path in folder.iterdir() if path.name in LEFT_BEHIND)
         if self.root not in self._folders.values():
+            loose = [path for path in self.root.iterdir() if path.is_file() and is_image(path)]
+            left_out.update(f"{path.suffix.lower() or 'file'} beside the folders of the splits" for path in loose)
             named = by_split(inside := _class_folders(self.root))[0].values()
             for name, (folder, *_) in inside.items():
                 told = split_of(name, whole=False)
