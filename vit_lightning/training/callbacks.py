@@ -444,8 +444,9 @@ class TrainingBar(ProgressBar):
             metrics["train/loss_step"] = float(logged["train/loss_step"])
         shown = [name for name, facts in METRICS.items() if facts.in_bar]
         names = {"train/loss_step": "loss"}
-        names |= {f"train/{name}": name for name in shown}
-        names |= {f"val/{name}": f"val {name}" for name in shown}
+        for name in shown:  # of validation once there is one: 80 columns do not hold both
+            of_validation = f"val/{name}" in metrics
+            names |= {f"val/{name}": f"val {name}"} if of_validation else {f"train/{name}": name}
         names |= {name: name for name in sorted(metrics) if name not in (*names, *_OF_STEPS, "v_num")}
         values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
         self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{self._epochs}", refresh=False)

@@ -105,9 +105,7 @@ def identify(
         problems = failures[0].problems
         raise UserError(problems[:_SHOWN] + [f"and {len(problems) - _SHOWN} more"] * (len(problems) > _SHOWN))
     first = ", ".join(list(on_meta)[:3])
-    raise UserError(
-        f"{file.place} holds weights of none of the families (first names: {first}; read are {', '.join(FAMILIES)})"
-    )
+    raise UserError(f"{file.place} holds weights of none of the families (first names: {first})")
 
 
 class _Clues:
