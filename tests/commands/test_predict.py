@@ -141,6 +141,14 @@ def test_what_a_checkpoint_says_of_its_images_names_no_class():
     assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.ImageFiles"
 
 
+def test_weights_of_others_whose_images_nothing_describes_name_the_way_out():
+    """timm#976: of one channel."""
+    with pytest.raises(UserError, match=r"can be given \(--config='{mean: \.\.\., std: \.\.\.}' gives it"):
+        data_of_files("a.pth", {"test_view": {"centre_share": 1.0, "class_names": ["a", "b"]}})
+    with pytest.raises(UserError, match=r"no image files can be given$"):
+        data_of_files("run", {"test_view": {"class_names": ["a", "b"]}})
+
+
 def test_named_files_come_once_in_their_order(tmp_path):
     write_images(tmp_path / "x" / "y", 2)
     (tmp_path / "x" / "note.txt").write_text("no image")

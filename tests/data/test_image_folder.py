@@ -542,6 +542,17 @@ def test_what_lies_a_folder_deeper_is_said(tmp_path):
     assert data.notice == f"{root}: the classes are fold_1, images, phase2, and not the folders cat, dog, owl in them"
 
 
+def test_parts_of_a_set_beside_a_table_of_labels_are_said(tmp_path):
+    """cdfsl-benchmark#3, HAM10000."""
+    for number in "12":
+        write_images(tmp_path / f"HAM_images_part_{number}", 20)
+    data = ImageFolder(root=tmp_path, image_size=8)
+    assert data.notice == ""
+    (tmp_path / "HAM_metadata.csv").write_text("image_id,dx\n")
+    said = "the classes are HAM_images_part_1, HAM_images_part_2, and not the labels in HAM_metadata.csv"
+    assert said in ImageFolder(root=tmp_path, image_size=8).notice
+
+
 def test_a_folder_whose_labels_are_in_a_table_names_the_class_that_reads_it(tmp_path):
     write_images(tmp_path / "train" / "images", 2)
     (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n")

@@ -247,6 +247,43 @@ class Following(Logging):
 """
 
 
+BY_HAND = """
+import os, signal
+from lightning.pytorch import Callback
+
+class Stop(Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if os.environ.get("STOP") and (trainer.current_epoch, batch_idx) == (1, 4):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class ByHand(Logging):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch, batch_idx) / 3)
+        if batch_idx % 3 == 2:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+"""
+
+
+def test_gradients_accumulated_by_hand_survive_a_kill(in_folder, monkeypatch):
+    """OneTrainer#1465: inside a group of three batches, where no step is due for a checkpoint."""
+    (in_folder / "by_hand.py").write_text(LOGGING + BY_HAND)
+    flags = [flag for flag in RUN if not flag.startswith(("--model", "--checkpoint"))]
+    flags += ["--module=by_hand.ByHand", "--trainer.callbacks=by_hand.Stop"]
+    assert main([*flags, "--out=whole"]) == 0
+    monkeypatch.setenv("STOP", "1")
+    with pytest.raises(SystemExit, match="143"):
+        main([*flags, "--out=run"])
+    monkeypatch.delenv("STOP")
+    assert main(["fit", "--resume=run"]) == 0
+    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run"))
+    assert whole["global_step"] == run["global_step"] == 6
+    assert all(torch.equal(value, run["state_dict"][name]) for name, value in whole["state_dict"].items())
+
+
 @pytest.mark.parametrize("kill", [7, *(pytest.param(kill, marks=pytest.mark.full) for kill in (2, 3, 4, 9))])
 def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_folder, kill):
     """Inside an epoch, before a validation inside it, and before that at its end, of seven batches."""
@@ -273,6 +310,36 @@ def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_fold
             lines = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
         rows.append([{k: float(v) for k, v in row.items() if not k.startswith("speed/")} for row in lines])
     assert rows[0] == rows[1]
+
+
+STREAM = """
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(0)
+        for number in range(40):
+            yield torch.randn(1, 8, 8, generator=draw), number % 10
+
+class Streams(LightningDataModule):
+    num_classes = 10
+    def train_dataloader(self): return DataLoader(Stream(), 10)
+    def val_dataloader(self): return DataLoader(Stream(), 10)
+"""
+
+
+def test_a_run_on_batches_of_unknown_number_resumes_inside_an_epoch(in_folder, capfd):
+    """PL#19764: from the first batch, as in Lightning, which the run says before."""
+    (in_folder / "streams.py").write_text(LOGGING + STREAM)
+    flags = [flag for flag in RUN if not flag.startswith(("--data", "--model"))]
+    with killed_after(6):
+        main([*flags, "--module=streams.Logging", "--data.class_path=streams.Streams", "--out=run"])
+    assert "a run that is resumed inside an epoch is not bit-identical" in capfd.readouterr().out
+    assert main(["fit", "--resume=run"]) == 0
+    assert "training    resumes after step " in capfd.readouterr().out
+    assert read_checkpoint(Path("run/checkpoints/last.ckpt"))["epoch"] == 3
 
 
 OLD = """

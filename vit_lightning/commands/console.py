@@ -207,13 +207,11 @@ def _splits(data: ImageData, *, test: bool) -> str:
 def _length(trainer: Trainer, data: ImageData) -> str:
     """Returns epochs, steps and batch size; in a resumed run, what is done and what remains."""
     batches, epochs, done = trainer.num_training_batches, trainer.max_epochs or 0, trainer.global_step
-    parts = [counted(epochs, "epoch")] if epochs > 0 else []  # of unknown length
-    if not math.isinf(batches):
-        per_epoch, total = _steps(trainer)
-        left = total - done
-        parts = [_epochs(total / per_epoch), counted(total, "step")] if total else []
+    per_epoch, total = (0.0, 0) if math.isinf(batches) else _steps(trainer)  # of unknown length
+    parts = [counted(epochs, "epoch")] if math.isinf(batches) and epochs > 0 else []
+    parts = [_epochs(total / per_epoch), counted(total, "step")] if total else parts
     if done:
-        to_go = f" of {total:,} ({_epochs(left / per_epoch)} left)" if total else ""
+        to_go = f" of {total:,} ({_epochs((total - done) / per_epoch)} left)" if total else ""
         parts = [f"resumes after step {done:,}{to_go}"]
     if data.own_loaders:
         factors = [(trainer.world_size, "devices"), (trainer.accumulate_grad_batches, "accumulated")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -176,11 +177,16 @@ class ImageFolder(ImageSet):
 
     @property
     def _nested(self) -> str:
-        """Returns what a run says where each class folder holds the same folders, as folds, domains or splits do."""
+        """Returns what a run says where class folders seem to be folds, domains, splits or parts of a set."""
         classes = _class_folders(next(iter(self._folders.values())))
         inside = Counter(name for places in classes.values() for name in _class_folders(places[0]))
         alike = ", ".join(in_order(name for name, count in inside.items() if count > 1))
-        return f"the classes are {', '.join(classes)}, and not the folders {alike} in them" if "," in alike else ""
+        if "," in alike:
+            return f"the classes are {', '.join(classes)}, and not the folders {alike} in them"
+        tables = sorted(path.name for path in self.root.iterdir() if path.suffix.lower() in (".csv", ".tsv", ".xlsx"))
+        if tables and len(stems := {re.sub(r"\d+", "", name) for name in classes}) == 1 and stems != {""}:
+            return f"the classes are {', '.join(classes)}, and not the labels in {', '.join(tables[:SHOWN])}"
+        return ""
 
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""
@@ -325,9 +331,11 @@ def _itself(image: Path | Image.Image) -> Path | Image.Image:
 
 def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ``data`` of a config that reads image files in place of the data that a checkpoint was trained on."""
-    if "mean" not in (checkpoint.get("test_view") or {}):
-        raise UserError(f"ckpt={ckpt} has no description of its test images: no image files can be given")
-    return {**checkpoint["test_view"], "class_path": "vit_lightning.ImageFiles"}
+    view = checkpoint.get("test_view") or {}
+    if "mean" not in view:
+        way_out = " (--config='{mean: ..., std: ...}' gives it)" * ("centre_share" in view)  # weights of others
+        raise UserError(f"ckpt={ckpt} has no description of its test images: no image files can be given{way_out}")
+    return {**view, "class_path": "vit_lightning.ImageFiles"}
 
 
 def find_images(paths: Sequence[Path], left_out: Counter[str] | None = None) -> list[Path]:

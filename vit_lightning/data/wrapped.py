@@ -14,7 +14,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-from vit_lightning.classes import listed, match_classes
+from vit_lightning.classes import are_named, listed, match_classes
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import PAIR, Batch, as_batch, in_words, keys_of, tensors_in
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAMES, SplitData, unseen
@@ -170,6 +170,14 @@ class WrappedDataset(SplitData):
         labels, note = match_classes(train, names, whose=whose, ours=ours, classes=len(train))
         self._notes += [note] if note else []
         return labels
+
+    def take_classes(self, names: Sequence[str] | None, whose: str) -> str:
+        """Also says where classes have no names, and training images or their labels are others than before."""
+        note = super().take_classes(names, whose)
+        if note or are_named(self.class_names) or self.learned in (None, self.fingerprint()):
+            return note
+        others = f"and its training images or their labels are not those of {whose}"
+        return f"{self.place} names no classes, {others}: nothing tells if labels mean the same (data.class_names)"
 
     def source_splits(self) -> dict[Split, Items]:
         return {

@@ -45,10 +45,11 @@ class OwnState(Callback):
     """Callback that lets a run resume with callbacks and modules of the user's as they were.
 
     Checkpoints get the attributes that are plain data and have changed since the parts were made: of each callback
-    without a state of its own, and of the module and its parts, with what needs a gradient, and what was logged in the
-    epoch. Attributes of another kind that may change are named. In a resumed run Lightning calls ``setup``,
-    ``on_fit_start`` and ``on_train_start`` once more, and ``on_train_epoch_start`` only at the start of an epoch. Here
-    that is called inside an epoch too, and none of these hooks changes weights and optimizer, or those attributes.
+    without a state of its own, and of the module and its parts, with what needs a gradient (and gradients, where the
+    module steps by hand), and what was logged in the epoch. Attributes of another kind that may change are named. In a
+    resumed run Lightning calls ``setup``, ``on_fit_start`` and ``on_train_start`` once more, and
+    ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside an epoch too, and none of these
+    hooks changes weights and optimizer, or those attributes.
     """
 
     def __init__(self) -> None:
@@ -128,7 +129,10 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
     held |= {id(one) for one in (trainer, *trainer.loggers, *trainer.callbacks)}  # type: ignore[attr-defined]
     kept = ("accumulate_grad_batches", "should_stop")
     plain: dict[tuple[str, str], Any] = {("trainer", name): getattr(trainer, name) for name in kept}
-    plain |= {(f"weight {name}", "requires_grad"): weight.requires_grad for name, weight in module.named_parameters()}
+    weights = [(f"weight {name}", weight) for name, weight in module.named_parameters()]
+    plain |= {(place, "requires_grad"): weight.requires_grad for place, weight in weights}
+    if not module.automatic_optimization:  # gradients may be accumulated by hand
+        plain |= {(place, "grad"): weight.grad for place, weight in weights}
     for place, part in _parts(trainer).items():
         for name in vars(part).keys() - (_OF_LIGHTNING if isinstance(part, nn.Module) else ()):
             leaves = _leaves(vars(part)[name])
