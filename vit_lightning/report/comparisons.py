@@ -220,9 +220,8 @@ def base_of(study: Study, arm: str) -> str:
     """Returns the arm that an arm is compared with: the baseline, of several sizes that of the same size."""
     if SIZES not in study.factors:
         return study.baseline
-    arms, sizes = study.factors.values()
-    base = next(one for one, size in itertools.product(arms, sizes) if arm_name(one, size) == study.baseline)
-    return next(arm_name(base, size) for one, size in itertools.product(arms, sizes) if arm_name(one, size) == arm)
+    cells = {arm_name(*both): both for both in itertools.product(*study.factors.values())}
+    return arm_name(cells[study.baseline][0], cells[arm][1])
 
 
 def _interactions(study: Study) -> Terms:

@@ -47,16 +47,14 @@ class StepSeeds(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch:  # the order of the first one is that of plain Lightning
-            self._seed(trainer, ~self._completed(trainer))
+            self._seed(trainer, of_epoch=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._seed(trainer, self._completed(trainer))
+        self._seed(trainer, of_epoch=False)
 
-    def _completed(self, trainer: Trainer) -> int:
-        return trainer.fit_loop.epoch_loop.batch_progress.total.completed
-
-    def _seed(self, trainer: Trainer, moment: int) -> None:
-        key = one_key(self.seed, moment, trainer.global_rank)
+    def _seed(self, trainer: Trainer, *, of_epoch: bool) -> None:
+        completed = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        key = one_key(self.seed, ~completed if of_epoch else completed, trainer.global_rank)
         seed_torch(key)
         random.seed(key)
         np.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002  # for other packages that use it
