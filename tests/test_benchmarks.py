@@ -45,6 +45,7 @@ def test_calls_are_followed_through_methods_bases_and_properties(in_folder, monk
 
 
 MOST_LAUNCHES = {
+    "AutoAugment": (134,),
     "RandAugment": (140,),
     "ThreeAugment": (156,),
     "cifar10_vit_tiny": (63, 101, 85, 12),

@@ -21,6 +21,7 @@ from vit_lightning.data.hugging_face import HuggingFaceSet as HuggingFaceSet
 from vit_lightning.data.image_files import ImageFiles as ImageFiles
 from vit_lightning.data.image_files import ImageFolder as ImageFolder
 from vit_lightning.data.per_image import PerImage as PerImage
+from vit_lightning.data.policies import AutoAugment as AutoAugment
 from vit_lightning.data.policies import RandAugment as RandAugment
 from vit_lightning.data.policies import ThreeAugment as ThreeAugment
 from vit_lightning.data.policies import TrivialAugment as TrivialAugment

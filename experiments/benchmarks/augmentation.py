@@ -23,6 +23,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from vit_lightning import (
+    AutoAugment,
     ColorJitter,
     HorizontalFlip,
     RandAugment,
@@ -48,6 +49,7 @@ def pairs(size: int) -> dict[str, tuple[Augmentation, v2.Transform]]:
     bilinear = v2.InterpolationMode.BILINEAR
     three = [v2.RandomGrayscale(1.0), v2.RandomSolarize(128, 1.0), v2.GaussianBlur(13, (0.1, 2.0))]
     return {
+        "AutoAugment": (AutoAugment(), v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)),
         "RandAugment": (RandAugment(), v2.RandAugment()),
         "TrivialAugment": (TrivialAugment(), v2.TrivialAugmentWide()),
         "ThreeAugment": (ThreeAugment(), v2.Compose([v2.RandomChoice(three), v2.ColorJitter(0.3, 0.3, 0.3)])),

@@ -59,6 +59,7 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     "RandomAffine": vit_lightning.RandomAffine,
     "ColorJitter": vit_lightning.ColorJitter,
     "ColorJitter with hue": lambda: vit_lightning.ColorJitter(hue=0.1),
+    "AutoAugment": vit_lightning.AutoAugment,
     "RandAugment": vit_lightning.RandAugment,
     "TrivialAugment": vit_lightning.TrivialAugment,
     "ThreeAugment": vit_lightning.ThreeAugment,

@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from vit_lightning import (
+    AutoAugment,
     ColorJitter,
     HorizontalFlip,
     RandAugment,
@@ -23,7 +24,7 @@ from vit_lightning.data.batch_transform import BatchTransform
 from vit_lightning.data.batches import Batch
 
 CHANGES = [
-    pytest.param([RandomCrop(2), HorizontalFlip(), RandAugment(), RandomErasing(0.5)], id="crop"),
+    pytest.param([AutoAugment(fill=99), RandomCrop(2), HorizontalFlip(), RandAugment(), RandomErasing(0.5)], id="crop"),
     pytest.param([RandomResizedCrop(), TrivialAugment(), RandomAffine()], id="resized crop", marks=pytest.mark.full),
     pytest.param([ThreeAugment(), ColorJitter(hue=0.1)], id="colours", marks=pytest.mark.full),
 ]

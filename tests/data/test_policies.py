@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchvision.transforms import v2
+from sklearn.datasets import load_sample_image
+from torchvision.transforms import autoaugment, v2
 
-from vit_lightning import RandAugment, ThreeAugment, TrivialAugment
+from vit_lightning import AutoAugment, RandAugment, ThreeAugment, TrivialAugment, UserError
 from vit_lightning.data import operations
-from vit_lightning.data.policies import OPERATIONS, SIGNED
-from vit_lightning.random_keys import sample_keys
+from vit_lightning.data.policies import DRAWN, OPERATIONS, SIGNED, sub_policies
+from vit_lightning.random_keys import sample_keys, uniform
 
 
 def images(count, height=32, width=32, channels=3):
@@ -19,8 +20,8 @@ def keys(count, seed=0):
     return sample_keys(seed, 0, torch.arange(count))
 
 
-def in_torchvision(image, name, magnitude):
-    theirs = v2.RandAugment()
+def in_torchvision(image, name, magnitude, fill=0):
+    theirs = v2.RandAugment(fill=fill)
     return theirs._apply_image_or_video_transform(image, name, magnitude, theirs.interpolation, theirs._fill)
 
 
@@ -63,7 +64,7 @@ def disagreements(name, space, size, operation):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("space", [v2.RandAugment, v2.TrivialAugmentWide])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", list(OPERATIONS)[:DRAWN])
 def test_every_operation_is_torchvision_s_for_all_magnitudes_at_once(name, space, size):
     """Ties aside: torchvision's coordinates are a matrix product, which MKL rounds by the processor.
 
@@ -87,7 +88,7 @@ def test_a_slightly_wrong_operation_is_not_excused_by_ties(name, size):
 def recorded(monkeypatch, policy, count=3000, height=32, width=32):
     """Name and magnitude of each operation that the policy asks for."""
     asked = []
-    names = list(OPERATIONS)
+    names = list(OPERATIONS)[:DRAWN]
 
     def record(batch, operation, magnitude, changes):
         asked.append([(names[o], m) for o, m in zip(operation.tolist(), magnitude.tolist(), strict=True)])
@@ -103,24 +104,71 @@ def test_randaugment_draws_operations_of_torchvision_s_magnitudes(monkeypatch, m
     layers = recorded(monkeypatch, RandAugment(num_ops=3, magnitude=magnitude), height=size[0], width=size[1])
     assert len(layers) == 3
     assert layers[0] != layers[1]
-    for name in OPERATIONS:
+    for name in list(OPERATIONS)[:DRAWN]:
         table, signed = v2.RandAugment._AUGMENTATION_SPACE[name]
         values = table(31, *size)
         value = 0.0 if values is None else values[magnitude].item()
         seen = {m for layer in layers for n, m in layer if n == name}
         assert seen == ({value, -value} if signed else {value})
-    counts = [sum(n == name for n, _ in layers[0]) for name in OPERATIONS]
+    counts = [sum(n == name for n, _ in layers[0]) for name in list(OPERATIONS)[:DRAWN]]
     assert min(counts) > 150  # of 214 expected
 
 
 def test_trivialaugment_draws_every_bin_of_torchvision_s_wide_space(monkeypatch):
     (layer,) = recorded(monkeypatch, TrivialAugment(), count=30_000)
-    for name in OPERATIONS:
+    for name in list(OPERATIONS)[:DRAWN]:
         table, signed = v2.TrivialAugmentWide._AUGMENTATION_SPACE[name]
         values = table(31, 32, 32)
         values = {0.0} if values is None else {float(value) for value in values}
         seen = {m for n, m in layer if n == name}
         assert seen == values | ({-value for value in values} if signed else set())
+
+
+POLICIES = pytest.mark.parametrize("policy", ["cifar10", "imagenet"])
+
+
+@POLICIES
+def test_autoaugment_has_torchvision_s_table(policy):
+    table, names = sub_policies(policy), list(OPERATIONS)
+    ours = [
+        tuple((names[int(row) // 20], p, row % 20 / 2) for row, p in both.T.tolist()) for both in table.permute(2, 0, 1)
+    ]
+    theirs = v2.AutoAugment(v2.AutoAugmentPolicy(policy))._policies
+    assert ours == [tuple((name, p, bin_ or 0) for name, p, bin_ in both) for both in theirs]
+
+
+@pytest.fixture(scope="module")
+def photograph():
+    """A photograph in 325 pieces."""
+    whole = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
+    return whole.unfold(1, 32, 32).unfold(2, 32, 25).flatten(1, 2).transpose(0, 1).contiguous()
+
+
+@POLICIES
+@pytest.mark.parametrize("fill", [0, 128])
+def test_autoaugment_is_torchvision_s_for_the_same_draws(monkeypatch, photograph, policy, fill):
+    """With the operations of its second version; those of the first round otherwise, by a level of 255."""
+
+    def apply(image, name, magnitude, **_):
+        return in_torchvision(image, name, magnitude / 255 if name == "Solarize" else magnitude, fill)
+
+    monkeypatch.setattr(autoaugment, "_apply_op", apply)
+    theirs, count = autoaugment.AutoAugment(v2.AutoAugmentPolicy(policy)), len(photograph)
+    expected = []
+    for image, (number, *draws) in zip(photograph, uniform(keys(count), range(1, 6)).T, strict=True):
+        drawn = (int(number * 25), torch.stack(draws[:2]), torch.stack(draws[2:]) >= 0.5)
+        monkeypatch.setattr(theirs, "get_params", lambda _, drawn=drawn: drawn)
+        expected.append(theirs(image))
+    ours = AutoAugment(policy, fill)(photograph, keys(count))
+    different = (ours != torch.stack(expected)).any(dim=1)
+    assert different.float().mean() < 1e-4, "ties of nearest-neighbour sampling, on some processors"
+    monkeypatch.setattr(operations, "host_chooses", lambda images: False)
+    assert torch.equal(AutoAugment(policy, fill)(photograph, keys(count)), ours)
+
+
+def test_autoaugment_names_a_wrong_policy():
+    with pytest.raises(UserError, match=r"augment.AutoAugment.policy=cifar must be one of cifar10, imagenet"):
+        AutoAugment("cifar")
 
 
 def test_three_augment_gives_each_change_to_a_third():

@@ -322,16 +322,16 @@ def equalize(images: Tensor, chosen: Tensor | None = None) -> Tensor:
     return table.gather(2, flat).view_as(images)
 
 
-def apply_at_once(images: Tensor, sources: Tensor, parameters: Tensor) -> Tensor:
+def apply_at_once(images: Tensor, sources: Tensor, parameters: Tensor, fill: int = 0) -> Tensor:
     """Applies to each image the operation that its parameters describe, by one calculation for all kinds.
 
     Args:
         images: (b, c, H, W), uint8.
-        sources: (b, H * W), int64: the pixel that comes to each place, counted from 1; 0 is black.
+        sources: (b, H * W), int64: the pixel that comes to each place, counted from 1; 0 is ``fill``.
         parameters: (b, 8), float32: the three of ``blended``; weight of what sharpening adds; 1 / 255 to stretch the
             contrast, else 0; the bits that are kept, as a number; the smallest value that is inverted; 1 to equalize.
     """
-    moved = F.pad(images.flatten(2), [1, 0]).gather(2, sources[:, None].expand(-1, images.shape[1], -1))
+    moved = F.pad(images.flatten(2), [1, 0], value=fill).gather(2, sources[:, None].expand(-1, images.shape[1], -1))
     pixels = moved.view_as(images).float()
     ratio, by_gray, by_mean, by_edges, by_range, kept, inverted, even = parameters[..., None, None, None].unbind(1)
     changed = blended(pixels, ratio, by_gray, by_mean)

@@ -1,8 +1,8 @@
-"""Augmentation policies that draw an operation for each image: RandAugment, TrivialAugment, 3-Augment."""
+"""Augmentation policies that draw operations for each image: AutoAugment, RandAugment, TrivialAugment, 3-Augment."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from vit_lightning.constants import constant
 from vit_lightning.data import operations
 from vit_lightning.data.augment import Augmentation, ColorJitter
-from vit_lightning.limits import at_least, problems_of, refuse
+from vit_lightning.limits import at_least, choice, problems_of, refuse
 from vit_lightning.random_keys import mix, uniform
 
 OPERATIONS: dict[str, operations.Change] = {
@@ -28,9 +28,12 @@ OPERATIONS: dict[str, operations.Change] = {
     "Solarize": lambda images, magnitude: operations.solarize(images, 255.0 * magnitude),
     "AutoContrast": lambda images, _: operations.autocontrast(images),
     "Equalize": lambda images, _: operations.equalize(images),
+    "Invert": lambda images, _: images.bitwise_not(),
 }
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
 """Operations whose magnitude is negated for half of the images."""
+DRAWN = 14
+"""The first operations, of which torchvision's RandAugment and TrivialAugment draw."""
 MOVES = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 """The first operations, which move pixels at most."""
 
@@ -42,15 +45,19 @@ class Scale(NamedTuple):
     """Largest magnitude of an operation."""
     posterized_bits: int
     bin: int | None = None
-    """The only one of 31 that is used."""
+    """The only one that is used."""
+    bins: int = 31
+    fill: int = 0
+    """Value of the pixels that come from outside."""
 
     def table(self) -> Tensor:
         """Returns (operations, bins, 2) magnitudes, float64: as they are, and negated where an operation has a sign."""
-        table = torch.zeros(len(OPERATIONS), 31, dtype=torch.float64)
+        table = torch.zeros(len(OPERATIONS), self.bins, dtype=torch.float64)
         for name, largest in self.largest:
-            table[list(OPERATIONS).index(name)] = torch.linspace(0.0, largest, 31)
-        table[list(OPERATIONS).index("Posterize")] = (8 - torch.arange(31) / (30 / self.posterized_bits)).round()
-        table[list(OPERATIONS).index("Solarize")] = torch.linspace(1.0, 0.0, 31)
+            table[list(OPERATIONS).index(name)] = torch.linspace(0.0, largest, self.bins)
+        lost = torch.arange(self.bins) / ((self.bins - 1) / self.posterized_bits)
+        table[list(OPERATIONS).index("Posterize")] = (8 - lost).round()
+        table[list(OPERATIONS).index("Solarize")] = torch.linspace(1.0, 0.0, self.bins)
         sign = torch.tensor([-1.0 if name in SIGNED else 1.0 for name in OPERATIONS])
         both = torch.stack([table, table * sign[:, None]], dim=-1)
         return both if self.bin is None else both[:, self.bin : self.bin + 1]
@@ -60,7 +67,7 @@ def apply_operations(images: Tensor, rows: Tensor, scale: Scale) -> Tensor:
     """Applies operations, one after the other; ``rows`` (operations, b) numbers those of ``scale.table``, flattened."""
     if operations.host_chooses(images):
         magnitudes = constant(images.device, Scale.table, scale)
-        changes = dict(enumerate(OPERATIONS.values()))
+        changes = {n: _filled(name, scale.fill) for n, name in enumerate(OPERATIONS)}
         for row in rows:
             which, magnitude = row // magnitudes[0].numel(), magnitudes.flatten()[row]
             images = operations.change_each(images, which, magnitude, changes)
@@ -70,8 +77,14 @@ def apply_operations(images: Tensor, rows: Tensor, scale: Scale) -> Tensor:
     sources = table[rows.clamp(max=len(table) - 1)].long()
     parameters = constant(images.device, _parameters, scale, channels)[rows]
     for number in range(len(rows)):
-        images = operations.apply_at_once(images, sources[number], parameters[number])
+        images = operations.apply_at_once(images, sources[number], parameters[number], scale.fill)
     return images
+
+
+def _filled(name: str, fill: int) -> operations.Change:
+    """Returns the operation, which puts ``fill`` and not 0 where a pixel comes from outside."""
+    change = OPERATIONS[name]
+    return (lambda images, magnitude: change(images ^ fill, magnitude) ^ fill) if fill and name in MOVES else change
 
 
 def _sources(scale: Scale, height: int, width: int) -> Tensor:
@@ -103,12 +116,77 @@ def _parameters(scale: Scale, channels: int) -> Tensor:
                 row[4] = 1.0 / 255.0
             elif name == "Posterize":
                 row[5] = 256 - 2 ** (8 - int(m))
-            elif name == "Solarize":
+            elif name in ("Solarize", "Invert"):
                 row[6] = 255.0 * m
             elif name == "Equalize":
                 row[7] = 1.0
             rows.append(row)
     return torch.tensor(rows, dtype=torch.float64).float()
+
+
+def _torchvision_s(size: torch.Size) -> tuple[tuple[str, float], ...]:
+    """Returns the largest magnitudes of torchvision's AutoAugment and RandAugment for images of a size."""
+    largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
+    largest |= {"TranslateX": 150 / 331 * size[1], "TranslateY": 150 / 331 * size[0]}
+    largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
+    return tuple(largest.items())
+
+
+Policy = Literal["cifar10", "imagenet"]
+POLICIES: dict[Policy, str] = {
+    "cifar10": """
+        Invert .1 0 Contrast .2 6, Rotate .7 2 TranslateX .3 9, Sharpness .8 1 Sharpness .9 3,
+        ShearY .5 8 TranslateY .7 9, AutoContrast .5 0 Equalize .9 0, ShearY .2 7 Posterize .3 7,
+        Color .4 3 Brightness .6 7, Sharpness .3 9 Brightness .7 9, Equalize .6 0 Equalize .5 0,
+        Contrast .6 7 Sharpness .6 5, Color .7 7 TranslateX .5 8, Equalize .3 0 AutoContrast .4 0,
+        TranslateY .4 3 Sharpness .2 6, Brightness .9 6 Color .2 8, Solarize .5 2 Invert .0 0,
+        Equalize .2 0 AutoContrast .6 0, Equalize .2 0 Equalize .6 0, Color .9 9 Equalize .6 0,
+        AutoContrast .8 0 Solarize .2 8, Brightness .1 3 Color .7 0, Solarize .4 5 AutoContrast .9 0,
+        TranslateY .9 9 TranslateY .7 9, AutoContrast .9 0 Solarize .8 3, Equalize .8 0 Invert .1 0,
+        TranslateY .7 9 AutoContrast .9 0""",
+    "imagenet": """
+        Posterize .4 8 Rotate .6 9, Solarize .6 5 AutoContrast .6 0, Equalize .8 0 Equalize .6 0,
+        Posterize .6 7 Posterize .6 6, Equalize .4 0 Solarize .2 4, Equalize .4 0 Rotate .8 8,
+        Solarize .6 3 Equalize .6 0, Posterize .8 5 Equalize 1 0, Rotate .2 3 Solarize .6 8,
+        Equalize .6 0 Posterize .4 6, Rotate .8 8 Color .4 0, Rotate .4 9 Equalize .6 0,
+        Equalize .0 0 Equalize .8 0, Invert .6 0 Equalize 1 0, Color .6 4 Contrast 1 8,
+        Rotate .8 8 Color 1 2, Color .8 8 Solarize .8 7, Sharpness .4 7 Invert .6 0,
+        ShearX .6 5 Equalize 1 0, Color .4 0 Equalize .6 0, Equalize .4 0 Solarize .2 4,
+        Solarize .6 5 AutoContrast .6 0, Invert .6 0 Equalize 1 0, Color .6 4 Contrast 1 8,
+        Equalize .8 0 Equalize .6 0""",
+}
+"""Sub-policies, of two operations each: name, probability and bin of ten of the magnitude."""
+
+
+def sub_policies(policy: Policy) -> Tensor:
+    """Returns (2, 2, sub-policies), float64: of each operation its row in a ``Scale`` of ten bins, and probability."""
+    words, names = POLICIES[policy].replace(",", "").split(), list(OPERATIONS)
+    rows = [20 * names.index(name) + 2 * int(bin_) for name, bin_ in zip(words[::3], words[2::3], strict=True)]
+    return torch.tensor([rows, [*map(float, words[1::3])]], dtype=torch.float64).view(2, -1, 2).transpose(1, 2)
+
+
+class AutoAugment(Augmentation):
+    """One of 25 sub-policies for each image, two operations with a probability each (Cubuk et al. 2019).
+
+    As torchvision has it; DeepVoltaire's, which papers on small ViTs use, fills with 128, shears bicubically, rotates
+    counter-clockwise alone, rounds translations to the nearest pixel and has thresholds of 256 to 0 in place of 255.
+
+    Args:
+        policy: the data that it was found on.
+        fill: value of the pixels that come from outside.
+    """
+
+    def __init__(self, policy: Policy = "cifar10", fill: int = 0) -> None:
+        within = problems_of(("fill", fill, 0 <= fill <= 255, "between 0 and 255"))
+        refuse(choice("policy", policy, get_args(Policy)), within, prefix="augment.AutoAugment.")
+        self.policy, self.fill = policy, fill
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        table = constant(images.device, sub_policies, self.policy)
+        number, *draws = uniform(keys, range(1, 6))
+        (rows, p), chance, sign = table[..., (number * table.shape[-1]).long()], torch.stack(draws[:2]), draws[2:]
+        rows = torch.where(chance <= p, rows.long() + (torch.stack(sign) < 0.5), 0)
+        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), 4, bins=10, fill=self.fill))
 
 
 class RandAugment(Augmentation):
@@ -125,14 +203,9 @@ class RandAugment(Augmentation):
         self.num_ops, self.magnitude = num_ops, magnitude
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
-        largest |= {"TranslateX": 150 / 331 * width, "TranslateY": 150 / 331 * height}
-        largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
-        layers = mix(keys, range(self.num_ops))
-        draw, sign = uniform(layers, range(1, 3))
-        rows = torch.add(sign < 0.5, (draw * len(OPERATIONS)).long(), alpha=2)
-        return apply_operations(images, rows, Scale(tuple(largest.items()), 4, self.magnitude))
+        draw, sign = uniform(mix(keys, range(self.num_ops)), range(1, 3))
+        rows = torch.add(sign < 0.5, (draw * DRAWN).long(), alpha=2)
+        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), 4, self.magnitude))
 
 
 class TrivialAugment(Augmentation):
@@ -151,7 +224,7 @@ class TrivialAugment(Augmentation):
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         draw, sign, bin_ = uniform(keys, range(1, 4))
-        place = torch.add((bin_ * 31).long(), (draw * len(OPERATIONS)).long(), alpha=31)
+        place = torch.add((bin_ * 31).long(), (draw * DRAWN).long(), alpha=31)
         return apply_operations(images, torch.add(sign < 0.5, place, alpha=2)[None], self.scale)
 
 
