@@ -63,6 +63,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ClassTokenAndMeanPool": {"pool": vl.ClassTokenAndMeanPool},
     "MaxPool": {"pool": vl.MaxPool},
     "MeanMaxPool": {"pool": vl.MeanMaxPool, "representation_size": 6},
+    "SequencePool": {"pool": vl.SequencePool},
+    "CompactBlock": {"block": vl.CompactBlock, "initialisation": "compact"},
     "distillation": {"distillation_token": True},
     "linear patches": {"patch_projection": partial(vl.LinearProjection, patch_norm=vl.LayerNorm, norm=vl.LayerNorm)},
     "LearnedPatchPositions": {"positions": vl.LearnedPatchPositions, "register_tokens": 1},

@@ -36,6 +36,7 @@ from vit_lightning.models.attention import DividedAfterSoftmaxAttention as Divid
 from vit_lightning.models.attention import MultiHeadAttention as MultiHeadAttention
 from vit_lightning.models.attention import RotaryAttention as RotaryAttention
 from vit_lightning.models.attention import SeparateAttention as SeparateAttention
+from vit_lightning.models.blocks import CompactBlock as CompactBlock
 from vit_lightning.models.blocks import ParallelBlock as ParallelBlock
 from vit_lightning.models.blocks import PostNormBlock as PostNormBlock
 from vit_lightning.models.blocks import ResPostNormBlock as ResPostNormBlock
@@ -54,6 +55,7 @@ from vit_lightning.models.heads import ClassTokenAndMeanPool as ClassTokenAndMea
 from vit_lightning.models.heads import MaxPool as MaxPool
 from vit_lightning.models.heads import MeanAllPool as MeanAllPool
 from vit_lightning.models.heads import MeanMaxPool as MeanMaxPool
+from vit_lightning.models.heads import SequencePool as SequencePool
 from vit_lightning.models.layers import BatchNorm as BatchNorm
 from vit_lightning.models.layers import LayerNorm as LayerNorm
 from vit_lightning.models.layers import ResidualAdd as ResidualAdd

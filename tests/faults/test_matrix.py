@@ -51,7 +51,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     **in_list("data.mixing", "MixUp", "CutMix"),
     **in_list("trainer.callbacks+", "CrateMeasures", "KNNProbe", "LinearProbe"),
     **in_list("trainer.callbacks+", "ProgressiveImageSize", sizes={0: 4, 1: 8}),
-    **classes("model.block", "ParallelBlock", "PostNormBlock", "ResPostNormBlock", "SandwichNormBlock"),
+    **classes("model.block", "CompactBlock", "ParallelBlock", "PostNormBlock", "ResPostNormBlock", "SandwichNormBlock"),
     "TransformerEncoderBlock": (
         "--model.block=TransformerEncoderBlock",
         "--model.drop_path=0.3",
@@ -62,7 +62,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     **classes("model.attention", "SeparateAttention"),
     **classes("model.feed_forward", "FeedForwardBlock", "SwiGLU", "PackedSwiGLU"),
     **classes("model.norm", "LayerNorm", "RMSNorm", "BatchNorm"),
-    **classes("model.pool", "AttentionPool", "ClassTokenAndMeanPool", "MaxPool", "MeanAllPool", "MeanMaxPool", *POOLS),
+    **classes("model.pool", "AttentionPool", "ClassTokenAndMeanPool", "MaxPool", "MeanAllPool", "MeanMaxPool"),
+    **classes("model.pool", "SequencePool", *POOLS),
     **classes("model.positions", "LearnedPatchPositions", "LearnedPositions", "SinCos2dPositions", *POSITIONS),
     **classes("model.patch_projection", "ConvProjection", "LinearProjection", *PROJECTIONS),
     **classes("model.initialisation", *INITIALISATIONS),

@@ -12,6 +12,7 @@ from vit_lightning.models.heads import (
     MaxPool,
     MeanAllPool,
     MeanMaxPool,
+    SequencePool,
 )
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
@@ -30,6 +31,15 @@ def test_pools_count_the_tokens_that_they_say():
     }
     for pool, wanted in expected.items():
         torch.testing.assert_close(pool(tokens), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_sequence_pool_weighs_each_token_by_its_score():
+    pool, tokens = SequencePool(4, 1, 1).double(), randn(2, 3, 4)
+    with torch.no_grad():
+        pool.score.weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    one, other = tokens[:, 1], tokens[:, 2]
+    share = torch.sigmoid(one[:, :1] - other[:, :1])  # of two tokens
+    torch.testing.assert_close(pool(tokens), share * one + (1 - share) * other, rtol=0, atol=1e-12)
 
 
 def test_a_pool_of_another_width_widens_what_is_behind_it():

@@ -139,6 +139,14 @@ JAX = {
 }
 _MLP_BIASES = [f"encoder.0.feed_forward.fn.feed_forward.{name}.bias" for name in ("expand", "contract")]
 _POOL = "head.pool"
+FANS = {
+    "encoder.0.attention.fn.attention.qkv.weight": (WIDTH, 3 * WIDTH),
+    "encoder.0.attention.fn.attention.projection.weight": (WIDTH, WIDTH),
+    "encoder.0.feed_forward.fn.feed_forward.expand.weight": (WIDTH, 4 * WIDTH),
+    "encoder.0.feed_forward.fn.feed_forward.contract.weight": (4 * WIDTH, WIDTH),
+    "head.representation.linear.weight": (WIDTH, 7),
+    "head.linear.weight": (7, 5),
+}
 FORMULAS: dict[str, tuple[dict[str, Any], dict[str, tuple[str, float]]]] = {
     "google": ({}, {**JAX, "patch_embedding.positions.table": ("normal", 0.02)}),
     "big_vision": (
@@ -155,12 +163,32 @@ FORMULAS: dict[str, tuple[dict[str, Any], dict[str, tuple[str, float]]]] = {
             **{f"{_POOL}.feed_forward.{name}.bias": ("normal", 1e-6) for name in ("expand", "contract")},
         },
     ),
+    "compact": (
+        {"block": vl.CompactBlock, "pool": vl.SequencePool, "register_tokens": 1},
+        {
+            **dict.fromkeys(
+                (*FANS, "patch_embedding.register_tokens.token", f"{_POOL}.score.weight"), ("normal", 0.02)
+            ),
+            "patch_embedding.projection.conv.weight": ("normal", math.sqrt(2 / 48)),
+            "patch_embedding.projection.conv.bias": ("uniform", math.sqrt(1 / 48)),
+            "patch_embedding.positions.table": ("normal", 0.2),
+        },
+    ),
+    "spt": (
+        {"patch_projection": "linear"},
+        {
+            **{name: ("normal", math.sqrt(2 / sum(fans))) for name, fans in FANS.items()},
+            "patch_embedding.projection.linear.weight": ("normal", math.sqrt(2 / (48 + WIDTH))),
+            "patch_embedding.class_token.token": ("normal", 1.0),
+            "patch_embedding.positions.table": ("normal", 1.0),
+        },
+    ),
 }
-"""What flax's default and named initialisers of the two repositories are: kind, and bound or standard deviation."""
+"""What the initialisers of the repositories are, of JAX flax's default and named ones: kind, bound or deviation."""
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_first_weights_are_those_of_jax(name):
+def test_first_weights_are_those_of_the_repository(name):
     """LeCun normal is cut off at two standard deviations of the normal it comes from, 1 / 0.8796 of its own."""
     more, formulas = FORMULAS[name]
     sizes = {"image_size": 8, "patch_size": 4, "emb_size": WIDTH, "depth": 1, "num_heads": 2, "num_classes": 5}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vit_lightning import UserError, ViT, to_reference
 from vit_lightning.models.attention import MultiHeadAttention
 from vit_lightning.models.blocks import (
+    CompactBlock,
     ParallelBlock,
     PostNormBlock,
     ResPostNormBlock,
@@ -23,7 +24,7 @@ from vit_lightning.models.layers import BatchNorm, DropPath, LayerNorm, RMSNorm
 from vit_lightning.weights.options import build, describe, model_config
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 8, "depth": 3, "num_heads": 2, "num_classes": 3}
-BLOCKS = [PostNormBlock, ResPostNormBlock, SandwichNormBlock, ParallelBlock]
+BLOCKS = [CompactBlock, PostNormBlock, ResPostNormBlock, SandwichNormBlock, ParallelBlock]
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 

@@ -25,7 +25,14 @@ PARTS = {
     "feed_forward": (feed_forward.FeedForwardBlock, feed_forward.SwiGLU, feed_forward.PackedSwiGLU, crate.ISTA),
     "positions": (positions.LearnedPositions, positions.LearnedPatchPositions, positions.SinCos2dPositions),
     "patch_projection": (patches.ConvProjection, patches.LinearProjection),
-    "pool": (heads.MeanPool, heads.MeanAllPool, heads.MaxPool, heads.MeanMaxPool, heads.AttentionPool),
+    "pool": (
+        heads.MeanPool,
+        heads.MeanAllPool,
+        heads.MaxPool,
+        heads.MeanMaxPool,
+        heads.SequencePool,
+        heads.AttentionPool,
+    ),
     "norm": (LayerNorm, RMSNorm),
 }
 OTHER = {

@@ -242,8 +242,8 @@ def without_attention(network: nn.Module) -> UserError:
 def readout(network: Any) -> Tensor:
     """Returns the share of each token in what the head reads, (p + n,), with sum 1.
 
-    It is 1 for a class token that the head takes, and 1 / n for each patch under a mean, a maximum or an AttentionPool,
-    whose own weights are the last attention that ``watch`` shows.
+    It is 1 for a class token that the head takes, and 1 / n for each patch under another pool, also under those that
+    weigh patches; an AttentionPool's weights are the last attention that ``watch`` shows.
     """
     grid, head = grid_of(network), getattr(network, "head", None)
     pool = getattr(head, "pool", None)

@@ -125,6 +125,24 @@ class ResPostNormBlock(TransformerEncoderBlock):
         }
 
 
+class CompactBlock(TransformerEncoderBlock):
+    """Block of the Compact Transformers (Hassani et al. 2021, ``src/utils/transformers.py``): (b, n, e) -> (b, n, e).
+
+    x = norm(x + attention(norm(x)))
+    x = x + feed_forward(x)
+
+    The second norm is of the sum, so that both the feed-forward part and its residual start from normalised tokens.
+    """
+
+    @staticmethod
+    def parts(attention: nn.Module, feed_forward: nn.Module, norm: MakeNorm, branch: MakeBranch) -> Parts:
+        return {
+            "attention": ResidualAdd(branch(norm=norm(), attention=attention)),
+            "feed_forward_norm": norm(),
+            "feed_forward": ResidualAdd(branch(feed_forward=feed_forward)),
+        }
+
+
 class SandwichNormBlock(TransformerEncoderBlock):
     """Block with a norm on both sides of each part (Ding et al. 2021, CogView, section 2.4): (b, n, e) -> (b, n, e).
 

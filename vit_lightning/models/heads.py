@@ -94,6 +94,21 @@ class ClassTokenAndMeanPool(MeanPool):
         return torch.cat([tokens[:, 0], super().forward(tokens)], dim=-1)
 
 
+class SequencePool(TokenPool):
+    """Weighted mean over the patches, or with ``prefix`` over all tokens (SeqPool, Hassani et al. 2021, section 3.2).
+
+    The weights are the softmax over the tokens of one score each, which a linear layer gives.
+    """
+
+    def __init__(self, emb_size: int, num_heads: int, prefix_tokens: int, *, prefix: bool = False) -> None:
+        super().__init__(emb_size, num_heads, prefix_tokens, prefix=prefix)
+        self.score = nn.Linear(emb_size, 1)
+
+    def reduce(self, tokens: Tensor) -> Tensor:
+        weights = self.score(tokens).softmax(dim=1).to(tokens.dtype)
+        return (weights.mT @ tokens)[:, 0]
+
+
 class AttentionPool(TokenPool):
     """Multi-head attention pooling, MAP (Zhai et al. 2022, "Scaling vision transformers"): (b, p + n, e) -> (b, e).
 

@@ -95,6 +95,14 @@ SCHEMES: dict[str, dict[str, Draws]] = {
         **{"qkv": _XAVIER, "projection": Draws(keep), "head": Draws(nn.init.xavier_uniform_, keep)},
         **{"token": _SMALL, "positions": _SMALL, "*": _TORCH},
     },
+    "compact": {
+        "patches": Draws(nn.init.kaiming_normal_, keep),
+        **{"class_token": _ZEROS, "positions": Draws(normal(0.2)), "*": _SMALL},
+    },
+    "spt": {
+        **{"token": Draws(nn.init.normal_), "positions": Draws(nn.init.normal_)},
+        "*": Draws(nn.init.xavier_normal_),
+    },
     "tutorial": {"token": Draws(nn.init.normal_), "positions": Draws(nn.init.normal_), "*": _TORCH},
     "torch": {"token": _SMALL, "positions": _SMALL, "*": _TORCH},
 }
@@ -107,6 +115,8 @@ SCHEMES: dict[str, dict[str, Draws]] = {
 - hugging_face: huggingface/transformers, ``models/vit``.
 - torchvision: pytorch/vision, ``models/vision_transformer.py``.
 - torch_encoder: a ViT on ``nn.TransformerEncoder`` with normal tokens and positions and a Xavier uniform head.
+- compact: SHI-Labs/Compact-Transformers, ``src/utils/transformers.py`` and ``tokenizer.py``.
+- spt: aanna0701/SPT_LSA_ViT, ``models/vit.py``, whose patches go through a linear layer.
 - tutorial: the einops tutorial, lucidrains' vit-pytorch, CRATE: torch's defaults, ``randn`` for tokens and positions.
 - torch: torch's defaults for layers, normal tokens and positions with 0.02.
 """

@@ -50,7 +50,7 @@ class ViT(NamedSequential):
             of both heads; in training both are returned.
         register_tokens: number of extra learned tokens, which cls and mean leave out (Darcet et al. 2024).
         pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or a class:
-            AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool.
+            AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool, SequencePool.
         patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
         positions: position embeddings: learned for each token, fixed 2-D sine and cosine, or none; or a class:
             LearnedPatchPositions.
@@ -58,8 +58,8 @@ class ViT(NamedSequential):
         embedding_norm: norm of the tokens before the encoder; none when not given.
         final_norm: the last norm goes before the pool, after it, or there is none.
         block: encoder block, by the place of its norms: TransformerEncoderBlock before each part (pre-norm),
-            PostNormBlock, ResPostNormBlock, SandwichNormBlock, ParallelBlock, or CrateBlock for CRATE; a block of your
-            own takes the arguments of TransformerEncoderBlock.
+            PostNormBlock, ResPostNormBlock, SandwichNormBlock, CompactBlock, ParallelBlock, or CrateBlock for CRATE; a
+            block of your own takes the arguments of TransformerEncoderBlock.
         attention: attention of each block: MultiHeadAttention, SeparateAttention, DividedAfterSoftmaxAttention,
             RotaryAttention or MSSA.
         feed_forward: feed-forward part of each block: FeedForwardBlock, SwiGLU, PackedSwiGLU or ISTA.
@@ -117,7 +117,8 @@ class ViT(NamedSequential):
         layer_scale: float | None = None,
         representation_size: int | None = None,
         initialisation: Literal[
-            "google", "big_vision", "timm", "deit", "hugging_face", "torchvision", "torch_encoder", "tutorial", "torch"
+            *("google", "big_vision", "timm", "deit", "hugging_face", "torchvision", "torch_encoder"),
+            *("compact", "spt", "tutorial", "torch"),
         ]
         | Initialise = "google",
         activation_checkpointing: bool = False,

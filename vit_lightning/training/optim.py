@@ -35,8 +35,9 @@ class OptimizerConfig:
         name: adamw, adam, sgd, lamb, lion, or muon (Muon for the matrices of the encoder, AdamW for all other
             parameters). In its place class_path gives any torch.optim class, with its own arguments and defaults.
         lr: learning rate after the warm-up; by default 0.001, but that of the class which class_path gives.
-        weight_decay: weight decay of matrices, by default 0.05, but that of the class which class_path gives; none for
-            norms, biases, class token and positions. Decoupled, except for adam and sgd, which add it to the gradient.
+        weight_decay: weight decay, by default 0.05, but that of the class which class_path gives. Decoupled, except for
+            adam and sgd, which add it to the gradient.
+        weight_decay_on: weights that decay: matrices, not norms, biases, class token and positions; or all.
         betas: decay rates of the moments; by default (0.9, 0.999), but (0.9, 0.99) for lion.
         eps: epsilon of adamw, adam, lamb and muon.
         momentum: momentum of sgd (default 0.9) and muon (default 0.95).
@@ -57,6 +58,7 @@ class OptimizerConfig:
     name: Literal["adamw", "adam", "sgd", "lamb", "lion", "muon"] = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.05
+    weight_decay_on: Literal["matrices", "all"] = "matrices"
     betas: tuple[float, float] | None = None
     eps: float = 1e-8
     momentum: float | None = None
@@ -193,7 +195,12 @@ def _stand_ins(weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def parameter_groups(
-    network: nn.Module, weight_decay: float, *, layer_decay: float = 1.0, muon: Collection[str] = ()
+    network: nn.Module,
+    weight_decay: float,
+    *,
+    all_decay: bool = False,
+    layer_decay: float = 1.0,
+    muon: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Returns parameter groups, none of them empty; each trainable parameter is in exactly one.
 
@@ -207,6 +214,7 @@ def parameter_groups(
     Args:
         network: the network.
         weight_decay: weight decay of the parameters that have any.
+        all_decay: whether these are all parameters.
         layer_decay: learning rate of each block relative to the next one (Bao et al. 2022, BEiT, appendix).
         muon: names of the matrices for Muon, whose groups have ``muon`` set to true.
 
@@ -225,7 +233,7 @@ def parameter_groups(
     scales = _lr_scales(network, layer_decay, trainable)
     groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, weight in trainable.items():
-        groups.setdefault((name in muon, scales.get(name, 1.0), name not in without), []).append(weight)
+        groups.setdefault((name in muon, scales.get(name, 1.0), all_decay or name not in without), []).append(weight)
     return [
         {"params": weights, "weight_decay": weight_decay if decays else 0.0, "lr_scale": scale}
         | ({"muon": True} if is_matrix else {})
@@ -371,7 +379,10 @@ def group_problems(network: nn.Module, config: OptimizerConfig) -> list[str]:
 
 def _groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     matrices = muon_matrices(network) if config.name == "muon" else ()
-    groups = parameter_groups(network, config.weight_decay, layer_decay=config.layer_decay, muon=matrices)
+    all_decay = config.weight_decay_on == "all"
+    groups = parameter_groups(
+        network, config.weight_decay, all_decay=all_decay, layer_decay=config.layer_decay, muon=matrices
+    )
     # a schedule multiplies the learning rate of each group
     return [{**group, "lr": config.lr * group["lr_scale"]} for group in groups]
 

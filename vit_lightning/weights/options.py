@@ -232,6 +232,7 @@ BLOCKS: Kinds = {
     "post_norm": blocks.PostNormBlock,
     "res_post_norm": blocks.ResPostNormBlock,
     "sandwich_norm": blocks.SandwichNormBlock,
+    "compact": blocks.CompactBlock,
     "parallel": blocks.ParallelBlock,
 }
 """CrateBlock is that of ISTA."""
@@ -249,9 +250,10 @@ POOLS: Kinds = {
     "mean_all": heads.MeanAllPool,
     "max": heads.MaxPool,
     "mean_max": heads.MeanMaxPool,
+    "sequence": heads.SequencePool,
     "attention": heads.AttentionPool,
 }
-"""max_all, mean_max_all and attention_all are those that pool the tokens before the patches too."""
+"""max_all, mean_max_all, sequence_all and attention_all are those that pool the tokens before the patches too."""
 
 
 class Part(NamedTuple):
