@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,50 @@ CROSS_ENTROPY = "train/ce"
 """Cross entropy of the training images, to compare with ``val/loss``; logged where the objective is another."""
 STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
+
+
+class Logged(NamedTuple):
+    """Number that is logged: what it is, with its unit, and the section of W&B's workspaces with its curve, if any."""
+
+    what: str
+    section: str = ""
+
+
+LOGGED = {
+    "Every `trainer.log_every_n_steps` steps": {
+        "train/loss_step": Logged("loss (nats) of one batch of the first rank", "Optimization"),
+        "lr": Logged("learning rate of the first group of parameters", "Optimization"),
+        "optim/grad_norm": Logged("L2 norm of the step's gradients before clipping", "Optimization"),
+        "speed/images_per_second": Logged(
+            "images a second of all ranks since the last row, without validation", "Speed"
+        ),
+        "speed/step_seconds": Logged("seconds of a step since the last row, with loading", "Speed"),
+        "speed/mfu": Logged("model FLOPs utilization (0 to 1): 3 forward passes over the dense peak", "Speed"),
+    },
+    "Every epoch, over its training images on all ranks, each by the weights of its step": {
+        "train/loss": Logged("loss (nats) that is minimized, with mixing and smoothing", "Quality"),
+        "train/acc": Logged("accuracy (0 to 1); a mixed image counts with its larger part"),
+        "train/ce": Logged("cross entropy (nats), where the loss is another", "Quality"),
+    },
+    "Every validation, over its images, each once over all ranks, by the averaged weights if there is an `ema`": {
+        "val/loss": Logged("cross entropy (nats)", "Quality"),
+        "val/acc": Logged("accuracy (0 to 1)", "Quality"),
+        "val/acc5": Logged("top-5 accuracy, from 6 classes on"),
+        "val_class/NAME": Logged("accuracy of a class, where pictures are drawn"),
+        "val/knn_acc": Logged("accuracy of nearest neighbours, by `KNNProbe`"),
+        "val/linear_acc": Logged("accuracy of a linear classifier, by `LinearProbe`"),
+        "val/linear_lr": Logged("its learning rate, the best on these images"),
+        "crate/coding_rate/N": Logged("coding rate (nats) after a block's attention, first batch, by `CrateMeasures`"),
+        "crate/sparsity/N": Logged("fraction that is not 0 after a block's ISTA, likewise"),
+    },
+    "Once, over the test images, each once over all ranks, by the best checkpoint": {
+        "test/loss": Logged("cross entropy (nats)"),
+        "test/acc": Logged("accuracy (0 to 1)"),
+        "test/acc5": Logged("top-5 accuracy, from 6 classes on"),
+        "test/ece": Logged("expected calibration error (0 to 1), 15 bins"),
+    },
+}
+"""What is logged, by when and over what, beside metrics of a config or a module: the guide's page "What is logged"."""
 
 
 def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:

@@ -19,6 +19,7 @@ from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import read_run
 from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.resolve import resolve
+from vit_lightning.metric_facts import LOGGED
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -101,6 +102,8 @@ def test_metrics_hold_steps_epochs_and_test(averaged):
     assert all("lr" in row for row in rows if "train/loss_step" in row)
     assert [row["epoch"] for row in rows if "val/acc" in row] == [0, 1]
     assert [row["test/acc"] for row in rows if "test/acc" in row] == [results["test/acc"]]
+    listed = {name for numbers in LOGGED.values() for name in numbers}
+    assert {name for row in rows for name in row} - {"step", "epoch", "time"} <= listed
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(in_folder):

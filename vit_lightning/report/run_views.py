@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vit_lightning.config.files import differing_options
+from vit_lightning.metric_facts import LOGGED
 from vit_lightning.report.configs import config_of_run
 from vit_lightning.storage.folder import is_run, read_json, runs_in
 from vit_lightning.storage.metrics import read_metrics
 from vit_lightning.storage.wandb_logger import STEP, project_of
 
-QUALITY = ("val/acc", "val/loss", "train/loss", "train/ce")
 SECTIONS = {
-    "Optimization": ("train/loss_step", "lr", "optim/grad_norm"),
-    "Speed": ("speed/images_per_second", "speed/step_seconds", "speed/mfu"),
+    title: [name for numbers in LOGGED.values() for name, logged in numbers.items() if logged.section == title]
+    for title in ("Quality", "Optimization", "Speed")
 }
 """Metrics of the curves of each section; those that no run has are left out."""
 PICTURES = ("images/validation", "images/confusion", "curves", "confusion", "test_images", "worst_errors")
@@ -98,7 +98,7 @@ def curve_sections(folders: Sequence[Path], *, grouped: bool, names: Sequence[st
     drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
     sections = {
         title: [curve(name, grouped=grouped, y=[name]) for name in chosen if name in known]
-        for title, chosen in {"Quality": names, **SECTIONS}.items()
+        for title, chosen in {**SECTIONS, "Quality": names}.items()
     }
     if drawn and names:
         sections["Quality"] += [curve("accuracy of each class", grouped=grouped, metric_regex="val_class/.*")]
@@ -133,6 +133,6 @@ def set_workspace(runs: RunSet, entity: str) -> Any:
 
     name, by = runs.folders[0].name if runs.alone else runs.name, [Config(key) for key in runs.keys]
     monitors = [(config.get("checkpoint") or {}).get("monitor") for config in runs.configs]
-    names = list(dict.fromkeys([*filter(None, monitors), *QUALITY]))
+    names = list(dict.fromkeys([*filter(None, monitors), *SECTIONS["Quality"]]))
     sections = curve_sections(runs.folders, grouped=bool(runs.keys), names=names)
     return workspace(runs.entity or entity, runs.project, name, sections, runs.filter, by)
