@@ -225,6 +225,17 @@ def test_mixing_follows_the_seed_and_the_step_and_trains():
     assert len(shares) > 10
 
 
+def test_mixing_has_its_probability_and_ends_where_it_is_asked_to():
+    seed_everything(1, verbose=False)
+    seen = train(Digits(batch_size=100, mixing=[MixUp(p=0.25), CutMix(p=0.25)], mixing_off_epoch=1))
+    of_epochs = [
+        [bool((targets.max(1).values < 1.0).any()) for targets in seen.targets[at : at + 13]] for at in (0, 13)
+    ]
+    assert len(seen.targets) == 26
+    assert 2 <= sum(of_epochs[0]) <= 11
+    assert not any(of_epochs[1])
+
+
 STRONG = [RandomResizedCrop((0.3, 1.0)), RandAugment(), ThreeAugment(max_sigma=1.0), HorizontalFlip()]
 
 

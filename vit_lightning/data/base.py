@@ -54,6 +54,7 @@ class ImageData(LightningDataModule):
         split_seed: seed that draws the images of the splits that the source does not have.
         augment: random changes of the training images, in order.
         mixing: MixUp or CutMix or both; one of them is drawn at random for each training batch.
+        mixing_off_epoch: first epoch without mixing, from 0; None for none.
         repetitions: repeated augmentation: each image comes this many times in an epoch, which keeps its length and so
             uses 1 / repetitions of the images.
         fraction: fraction of the training images of each class that is used; a larger one contains every smaller one.
@@ -65,6 +66,7 @@ class ImageData(LightningDataModule):
     split_seed: int = 0
     augment: list[Augmentation] | None = None
     mixing: list[Mixing] | None = None
+    mixing_off_epoch: int | None = None
     repetitions: int = 1
     fraction: float = 1.0
     shots: int | None = None
@@ -99,9 +101,12 @@ class ImageData(LightningDataModule):
         """Returns what is wrong with the values of the arguments."""
         problems = at_least(1, batch_size=self.batch_size, repetitions=self.repetitions, shots=self.shots)
         problems += at_least(0, num_workers=self.num_workers, split_seed=self.split_seed)
+        problems += at_least(0, mixing_off_epoch=self.mixing_off_epoch)
+        mixed = sum(way.p or 0.0 for way in self.mixing or [])
         problems += problems_of(
             ("split_seed", self.split_seed, self.split_seed < 2**32, "below 2**32"),
             ("fraction", self.fraction, 0.0 < self.fraction <= 1.0, "above 0 and at most 1"),
+            ("mixing: sum of p", round(mixed, 9), mixed < 1.0 + 1e-9, "at most 1"),
             ("max_bad_share", self.max_bad_share, 0.0 <= self.max_bad_share <= 1.0, "between 0 and 1"),
         )
         if self.shots is not None and self.fraction != 1.0:
@@ -343,7 +348,9 @@ class ImageData(LightningDataModule):
     def model_input(self, batch: Batch, completed: int) -> Batch:
         """Returns the batch normalised, float32; a training batch also augmented and mixed, after ``completed``."""
         key = mix_one(one_key(_seed(), completed, self._rank), 1)
-        return self.transform(batch, num_classes=self.num_classes if self.mixing else 0, key=key)
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        mixes = self.mixing_off_epoch is None or epoch < self.mixing_off_epoch
+        return self.transform(batch, num_classes=self.num_classes if self.mixing else 0, key=key, mixes=mixes)
 
     def _train_requests(self) -> Iterator[Request]:
         completed, batches_per_epoch = 0, self.train_batches_per_epoch  # outside of a trainer: the first epoch

@@ -38,17 +38,19 @@ class Mixing(ABC):
 
     Args:
         alpha: both parameters of the Beta distribution of the fraction; 1 is uniform.
+        p: probability that a batch is mixed in this way; None for an equal part of what the others leave.
     """
 
-    def __init__(self, alpha: float) -> None:
-        problems = problems_of(("alpha", alpha, alpha > 0.0 and math.isfinite(alpha), "above 0"))
+    def __init__(self, alpha: float, p: float | None = None) -> None:
+        problems = problems_of(
+            ("alpha", alpha, alpha > 0.0 and math.isfinite(alpha), "above 0"),
+            ("p", p, p is None or 0.0 <= p <= 1.0, "between 0 and 1"),
+        )
         refuse(problems, prefix=f"mixing.{type(self).__name__}.")
-        self.alpha = alpha
+        self.alpha, self.p = alpha, p
 
-    def __call__(
-        self, images: Tensor, labels: Tensor, *, num_classes: int, key: int, repetitions: int = 1
-    ) -> tuple[Tensor, Tensor]:
-        """Returns mixed images (b, c, H, W) and class fractions (b, num_classes), float32, of images and labels (b,).
+    def __call__(self, images: Tensor, targets: Tensor, *, key: int, repetitions: int = 1) -> tuple[Tensor, Tensor]:
+        """Returns mixed images (b, c, H, W) and class fractions (b, classes), float32, of those of single images.
 
         If each image comes ``repetitions`` times in a row, it is mixed with the one that many positions before (with
         a copy only in a last batch of fewer than twice as many images).
@@ -56,8 +58,6 @@ class Mixing(ABC):
         draw = random.Random(key)
         share = draw.betavariate(self.alpha, self.alpha)
         mixed, share = self.mix_images(images, images.roll(repetitions, 0), share, draw)
-        # one_hot would look at the labels on the CPU
-        targets = torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
         return mixed, targets * share + targets.roll(repetitions, 0) * (1.0 - share)
 
     @abstractmethod
@@ -70,10 +70,11 @@ class MixUp(Mixing):
 
     Args:
         alpha: both parameters of the Beta distribution of the weight.
+        p: probability for each batch; None for an equal part of what the others leave.
     """
 
-    def __init__(self, alpha: float = 0.8) -> None:
-        super().__init__(alpha)
+    def __init__(self, alpha: float = 0.8, p: float | None = None) -> None:
+        super().__init__(alpha, p)
 
     def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
         return images * share + others * (1.0 - share), share
@@ -84,10 +85,11 @@ class CutMix(Mixing):
 
     Args:
         alpha: both parameters of the Beta distribution of the fraction that is kept.
+        p: probability for each batch; None for an equal part of what the others leave.
     """
 
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__(alpha)
+    def __init__(self, alpha: float = 1.0, p: float | None = None) -> None:
+        super().__init__(alpha, p)
 
     def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
         height, width = images.shape[-2:]
@@ -100,12 +102,20 @@ class CutMix(Mixing):
         return mixed, 1.0 - (right - left) * (lower - upper) / (width * height)
 
 
+def shares(mixing: Sequence[Mixing]) -> list[float]:
+    """Returns the probability of each way to mix a batch, and last that of none."""
+    rest = max(0.0, 1.0 - sum(way.p or 0.0 for way in mixing))
+    equal = rest / max(1, sum(way.p is None for way in mixing))
+    given = [equal if way.p is None else way.p for way in mixing]
+    return [*given, rest if all(way.p is not None for way in mixing) else 0.0]
+
+
 class BatchTransform:
     """Augments (training only), normalises and mixes batches.
 
     Args:
         augment: augmentations of training images, in order.
-        mixing: ways to mix a training batch, of which each batch draws one.
+        mixing: ways to mix a training batch, of which each batch draws one or none.
         mean: of the training images.
         std: of the training images.
         repetitions: how often each training image comes in a row; mixing skips its copies.
@@ -157,15 +167,20 @@ class BatchTransform:
 
         self._on_device = run_compiled
 
-    def __call__(self, batch: Batch, *, num_classes: int, key: int) -> Batch:
-        """Returns the batch with float32 images; ``key`` draws the mixing of a training batch."""
+    def __call__(self, batch: Batch, *, num_classes: int, key: int, mixes: bool = True) -> Batch:
+        """Returns the batch with float32 images; ``key`` draws the mixing of a training batch.
+
+        One that is not mixed has targets too, so that all steps of a training compute the same.
+        """
         batch = batch.replace(images=self._float(batch))
         if batch.keys is None or not self.mixing:
             return batch
-        mixing = self.mixing[(mix_one(key) & 0xFFFFFFFF) % len(self.mixing)]
-        images, targets = mixing(
-            batch.images, batch.labels, num_classes=num_classes, key=key, repetitions=self.repetitions
-        )
+        # one_hot would look at the labels on the CPU
+        images, targets = batch.images, torch.zeros(len(batch.labels), num_classes, device=batch.labels.device)
+        targets.scatter_(1, batch.labels[:, None], 1.0)
+        way = random.Random(mix_one(key)).choices([*self.mixing, None], shares(self.mixing))[0]
+        if mixes and way is not None:
+            images, targets = way(images, targets, key=key, repetitions=self.repetitions)
         return batch.replace(images=images, targets=targets, labels=targets.argmax(dim=1))
 
     def _float(self, batch: Batch) -> Tensor:
