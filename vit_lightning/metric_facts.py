@@ -196,7 +196,7 @@ def goal_of(name: str) -> Goal | None:
     what Lightning adds: ``test_loss_epoch``, ``test_loss/dataloader_idx_0``.
     """
     plain = re.sub(r"(_epoch|_step)?(/dataloader_idx_\d+)?$", "", name)
-    plain = re.sub(r"^(train|val|test)[/_]", "", plain)
+    plain = re.sub(r"^(train|val|test)[/_]([^/]+/)?", "", plain)  # also test/NAME/acc, of a further test set
     if plain in METRICS:
         return METRICS[plain].goal
     if plain.endswith(("acc", "accuracy")):

@@ -29,6 +29,7 @@ from vit_lightning.report.analysis import TestSets
 from vit_lightning.report.checks import _same_images
 from vit_lightning.report.configs import ConfigDifference
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_metrics
 
 COLOURS = {"cat": (200, 60, 60), "dog": (60, 200, 60), "owl": (60, 60, 200), "ant": (200, 200, 60)}
 OWN = """
@@ -140,6 +141,47 @@ def test_images_that_lack_a_class_are_tested_by_name(control, capsys):
     predict(resolve(["--ckpt=run", "--data.root=few", "--out=predicted"], "predict"))
     rows = rows_of("predicted/predictions.csv")
     assert [row[1] for row in rows] == [row[2] for row in rows] == ["dog"] * 6 + ["owl"] * 6
+
+
+def test_further_test_sets_are_measured_by_name(control, capsys):
+    """Of fewer classes, of a dataset with another order, of a folder without splits, and of half wrong images."""
+    draw("few", {name: name for name in ("owl", "dog")})
+    draw("half", {"cat": "cat", "owl": "dog"})
+    also = {"few": "few", "plain": "half/test", "own": {"class_path": "own.Reversed"}}
+    results = fit(resolve([*FLAGS, f"--data.also_test={json.dumps(also)}", "--out=fitted"]))
+    own = {name: results[f"test/{name}"] for name in ("acc", "loss", "ece")}
+    assert own == {name: control[f"test/{name}"] for name in own}, "the same as without"
+    found = {name: results[f"test/{name}/acc"] for name in also}
+    assert found == {"few": 1.0, "plain": 0.5, "own": 1.0}
+    assert results["test/own/loss"] == pytest.approx(results["test/loss"], abs=1e-5)
+    assert results["test/own/ece"] == pytest.approx(results["test/ece"], abs=1e-5)
+    assert [results[f"test/{name}/images"] for name in also] == [12, 12, 18]
+    assert "test/plain  accuracy 50.00 % (95 % interval 25.4 to 74.6 %)" in capsys.readouterr().out
+    rows = [row for row in read_metrics(Path("fitted")) if any(name.startswith("test/") for name in row)]
+    logged = [{name: row[name] for name in row if name.endswith("/acc")} for row in rows]
+    assert logged == [{"test/acc": 1.0}, *({f"test/{name}/acc": found[name]} for name in also)]
+    again = evaluate(resolve(["--ckpt=fitted", "--trust", "--out=again"], "test"), "test")
+    assert {name: again[name] for name in again} == {name: results[name] for name in again}
+    other = evaluate(resolve(["--ckpt=run", "--data.also_test.half=half", "--out=later"], "test"), "test")
+    assert other["test/half/acc"] == 0.5
+    assert Path("fitted/test_predictions-plain.npz").is_file()
+
+
+def test_further_test_sets_of_other_classes_or_places_are_refused_before_any_work(control, capsys):
+    draw("other", {"canine": "dog", "feline": "cat"})
+    also = {"a": "other", "b": "nowhere", "c": {"root": "images", "rot": 3}, "d": {"image_size": 8}}
+    assert main(["fit", *FLAGS, f"--data.also_test={json.dumps(also)}", "--out=new"]) == 2
+    said = capsys.readouterr().err
+    for part in (
+        "data.root=other has the classes canine, feline",
+        "data.also_test.b.root=nowhere is not a folder",
+        "data.also_test.c.rot=3: there is no such option (did you mean data.also_test.c.root?)",
+        "data.also_test.d: its images are 3 x 8 x 8, and those of data are 3 x 12 x 12",
+    ):
+        assert part in said
+    assert main(["fit", *FLAGS, "--data.also_test=few", "--out=new"]) == 2
+    assert "data.also_test=few must hold {NAME: FOLDER}" in capsys.readouterr().err
+    assert not Path("new").exists()
 
 
 @pytest.mark.parametrize(

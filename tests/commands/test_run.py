@@ -125,7 +125,7 @@ def test_a_run_can_be_repeated_from_its_config(results):
 @pytest.mark.parametrize("place", ["out", "out/checkpoints/best.ckpt"])
 def test_testing_again_needs_no_config_and_gives_the_same_numbers(results, place):
     again = evaluate(resolve([f"--ckpt={place}"], "test"), "test")
-    assert again == {name: value for name, value in results.items() if name.startswith("test/")}
+    assert again == {name: value for name, value in results.items() if name.startswith("test")}
     assert len(list(Path("out/test").iterdir())) == 1
     assert evaluate(resolve([f"--ckpt={place}"], "validate"), "validate")["val/acc"] == results["val/acc"]
 

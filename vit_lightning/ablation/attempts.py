@@ -273,7 +273,8 @@ def read_images(experiments: Mapping[str, Experiment]) -> None:
         data = experiments[arm].data
         try:
             data.setup("fit")
-            data.setup("test")
+            for tested in (data, *data.further.values()):
+                tested.setup("test")
             data.fingerprint()
         except Exception as fault:  # its runs will report the cause; the other arms continue
             faults.append(f"arm {arm}: {' '.join(str(fault).split())[:500] or type(fault).__name__}")

@@ -42,6 +42,7 @@ NOT_FOR_ARMS = {
     "experiment",
     "seed_everything",
     "data.split_seed",
+    "data.also_test",
     "test",
 }
 """Options that no arm may change: they identify the run or choose the images that measure it."""
@@ -547,6 +548,7 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
     """Returns the problems of an arm's experiment: its metrics, its test, its split."""
     classes, table = experiment.data.num_classes, with_own(experiment.metrics)
     selecting, reported = (metric_names(stage, classes=classes, table=table) for stage in ("val", "test"))
+    reported += [name.replace("/", f"/{other}/") for other in experiment.data.further for name in reported]
     monitor, metric = experiment.settings.checkpoint.monitor, plan.compare.metric
     foreign = experiment.config["module"] is not None  # a module of the user, which may log other metrics
     problems = []

@@ -34,7 +34,7 @@ def keep(path: Path, content: dict[str, Any]) -> None:
 
 def result_of(folder: Path, results: dict[str, Any]) -> dict[str, Any]:
     """Returns the record of the result of a run."""
-    return {"results": results, "predictions": checksum(read_predictions(folder) or ())}
+    return {"results": results, "predictions": checksum(read_predictions(folder))}
 
 
 def second_result(record: Path, folder: Path, metric: str, name: str) -> list[str]:

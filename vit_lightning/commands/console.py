@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,12 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
-def print_summary(folder: Path, results: dict[str, Any]) -> None:
+def print_summary(folder: Path, results: dict[str, Any], further: Iterable[str]) -> None:
     """Prints metrics, time and the folder of a finished run."""
     best = f"   (best checkpoint, step {results['best_step']:,} of {results['steps']:,})"
     lengths = counted(results["epochs"], "epoch"), counted(results["steps"], "step")
     lines = [
-        tested := stage_line("test", results),
+        tested := stage_lines("test", results, further),
         (line := stage_line("val", results)) and line + best,
         row(
             "training",
@@ -89,7 +89,14 @@ def print_summary(folder: Path, results: dict[str, Any]) -> None:
     say("\n".join(filter(None, lines)))
 
 
-def stage_line(stage: Stage, results: Mapping[str, Any]) -> str:
+def stage_lines(stage: Stage, results: Mapping[str, Any], further: Iterable[str]) -> str:
+    """Returns the metrics of a stage, of a test also those of further test sets, each in a line."""
+    sets = {f"{stage}/{name}": f"{stage}/{name}/" for name in further}
+    own = {name: value for name, value in results.items() if not name.startswith((*sets.values(),))}
+    return "\n".join(filter(None, [stage_line(stage, own), *(stage_line(one, results) for one in sets)]))
+
+
+def stage_line(stage: str, results: Mapping[str, Any]) -> str:
     """Returns the metrics of a stage in one line, with the interval of the accuracy; an empty text without any."""
     starts = f"{stage}/", f"{stage}_"  # a module of the user's may log test_acc
     names = [name for name in results if name.startswith(starts) and not name.endswith(("/acc_low", "/acc_high"))]

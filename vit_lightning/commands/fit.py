@@ -27,7 +27,15 @@ from vit_lightning.commands.module import (
     start_weights,
 )
 from vit_lightning.commands.resume import Resumed, find_run, parent_of
-from vit_lightning.commands.session import Results, chosen_matmul, logged, make_trainer, own_faults, training_results
+from vit_lightning.commands.session import (
+    Results,
+    chosen_matmul,
+    logged,
+    make_trainer,
+    measure_test,
+    own_faults,
+    training_results,
+)
 from vit_lightning.commands.summary import in_bytes, table_or_note, training_bytes
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, use_files
@@ -36,7 +44,7 @@ from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.figures.curves import draw_curves
-from vit_lightning.figures.test_report import interval, report_test
+from vit_lightning.figures.test_report import report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
 from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
@@ -92,7 +100,7 @@ def fit(experiment: Experiment) -> Results:
         if resumed is not None and resumed.results is not None:
             say(f"{resumed.folder} is finished already")
             with foreign(resumed.folder):
-                print_summary(resumed.folder, resumed.results)
+                print_summary(resumed.folder, resumed.results, experiment.data.further)
             wandb = RunLogger(resumed.folder, run_id(resumed.folder), experiment.settings.wandb, experiment.config, say)
             if wandb.unsent.exists():
                 end_in_wandb(wandb, resumed.results)
@@ -119,7 +127,7 @@ def try_out(experiment: Experiment) -> Results:
     with own_faults(None), chosen_matmul(experiment):
         trainer.fit(module, datamodule=data)
         if experiment.config["test"]:
-            trainer.test(module, datamodule=data, verbose=False)
+            measure_test(trainer, module, data, TestPredictions())
     tried = "training, validation and test" if experiment.config["test"] else "training and validation"
     say(f"fast_dev_run: {tried} work; nothing was written")
     return logged(trainer, "")
@@ -216,7 +224,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         for path in sorted(folder.glob("*-profile*.txt")):
             say(path.read_text(encoding="utf-8").strip())
     write_results(folder, results)
-    print_summary(folder, results)
+    print_summary(folder, results, data.further)
     say(_stopped_early(trainer))
     if left_out := sum(map(len, data.bad_images.values())):
         say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
@@ -256,16 +264,14 @@ def _test(run: Run, results: Results) -> Results:
     run.trainer.callbacks.append(run.predictions)  # type: ignore[attr-defined]
     # metrics.jsonl has the test at the last step, also if a resumed run had nothing left to train
     count_as_trained(run.trainer, epochs=results["epochs"], steps=results["steps"])
-    run.trainer.test(run.module, datamodule=run.experiment.data, verbose=False)
-    predicted = run.predictions.table
-    found = logged(run.trainer, "test") | interval(predicted)
-    if predicted:
-        found["test_images"] = len(predicted["label"])
-        if is_first():
+    found, tables = measure_test(run.trainer, run.module, run.experiment.data, run.predictions)
+    run.predictions.table = tables[""]
+    for name, table in tables.items() if is_first() else ():
+        if table:
             file = io.BytesIO()  # numpy prints a traceback if it cannot finish a file
-            np.savez_compressed(file, **predicted)  # type: ignore[arg-type]
-            write_whole(run.folder / "test_predictions.npz", file.getvalue())
-    elif type(run.module) is not ViTClassifier:
+            np.savez_compressed(file, **table)  # type: ignore[arg-type]
+            write_whole(run.folder / f"test_predictions{name and '-'}{name}.npz", file.getvalue())
+    if not tables[""] and type(run.module) is not ViTClassifier:
         why = f"test_step of {type(run.module).__name__} returns no logits, or batches are no (images, labels)"
         several = f"there are {len(run.trainer.num_test_batches)} test loaders"
         say(f"no report of the test images: {several if len(run.trainer.num_test_batches) > 1 else why}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 
@@ -20,18 +22,22 @@ from vit_lightning.commands.console import quiet
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
 from vit_lightning.config.own_files import OwnFault, own_traceback
+from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import shield_workers
 from vit_lightning.errors import UserError, one_line
+from vit_lightning.figures.test_report import Table, interval
 from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, run_folder_of
 from vit_lightning.storage.folder import is_first, new_folder, read_json
 from vit_lightning.storage.metrics import MetricsFile, json_number
-from vit_lightning.training.callbacks import TrainingBar
+from vit_lightning.training.callbacks import TestPredictions, TrainingBar
 from vit_lightning.training.checkpoints import Checkpoints
-from vit_lightning.training.lightning_detours import take_detours
+from vit_lightning.training.lightning_detours import logged_by, take_detours
 from vit_lightning.training.resources import AUTO, auto_precision
 
 Results = dict[str, Any]
+Measured = tuple[Results, dict[str, Table]]
+"""Metrics of tests, and the predictions of each test set by name."""
 MODEL_CHECKPOINTS = "model_checkpoints"
 """Folder in a run folder with what a ModelCheckpoint of the config writes, unless it has a folder of its own."""
 
@@ -206,6 +212,23 @@ def training_results(
         **{name: json_number(value) for name, value in metrics.items() if name not in STEP_METRICS},
         **({"train_images": experiment.data.image_count("train")} if experiment.data.own_loaders else {}),
     }
+
+
+def measure_test(trainer: Trainer, module: LightningModule, data: ImageData, predictions: TestPredictions) -> Measured:
+    """Tests a module on the test images, then on each further test set; returns the metrics and tables of predictions.
+
+    Those of a further set are called ``test/NAME/acc``, its table by its name; that of the test images has none.
+    """
+    results, tables = Results(), dict[str, Any]()
+    for name, images in {"": data, **data.further}.items():
+        rename = functools.partial(re.sub, r"^test[/_]", f"test/{name}/") if name else str
+        with logged_by(trainer, rename):
+            trainer.test(module, datamodule=images, verbose=False)
+        tables[name] = predictions.table
+        found = logged(trainer, "test") | interval(predictions.table)
+        found |= {"test_images": len(predictions.table["label"])} if predictions.table else {}
+        results |= {rename(key): value for key, value in found.items()}
+    return results, tables
 
 
 def logged(trainer: Trainer, prefix: str) -> Results:

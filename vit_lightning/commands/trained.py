@@ -14,10 +14,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from vit_lightning.commands.console import row, say, stage_line
+from vit_lightning.commands.console import row, say, stage_lines
 from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.module import compile_chosen, load_weights, make_module
-from vit_lightning.commands.session import Results, logged, make_trainer, session
+from vit_lightning.commands.session import Results, logged, make_trainer, measure_test, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.batches import Request
@@ -25,7 +25,7 @@ from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, sheet, write_png
-from vit_lightning.figures.test_report import interval, report_test, write_rows
+from vit_lightning.figures.test_report import report_test, write_rows
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import is_first, write_whole
@@ -73,11 +73,13 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         predictions = TestPredictions()
         trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
         compile_chosen(module, experiment, trainer)
-        measure = trainer.validate if stage == "validate" else trainer.test
-        measure(module, datamodule=data, verbose=False)
-        results = logged(trainer, "val" if stage == "validate" else "test") | interval(predictions.table)
-        if is_first() and predictions.table:
-            say(report_test(folder, predictions.table, data))
+        if stage == "validate":
+            trainer.validate(module, datamodule=data, verbose=False)
+            results = logged(trainer, "val")
+        else:
+            results, tables = measure_test(trainer, module, data, predictions)
+            if is_first() and tables[""]:
+                say(report_test(folder, tables[""], data))
         write_whole(folder / "results.json", json.dumps(results, indent=2) + "\n")
     split: Split = "val" if stage == "validate" else "test"
     if data.own_loaders and data.notice:
@@ -85,7 +87,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
     if split in data.cut_splits:
         cut = f"cut from the training images by split_seed={data.split_seed}"
         say(row("images", f"{data.image_count(split):,} of {split}, {cut}"))
-    say(stage_line(split, results))
+    say(stage_lines(split, results, data.further))
     say(row("weights", str(path)))
     say(row("results", str(folder)))
     return results

@@ -18,7 +18,7 @@ from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
 from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
-from vit_lightning.config.merge import Merged
+from vit_lightning.config.merge import Merged, merge, options_of_data
 from vit_lightning.config.names import find_class, near
 from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_of, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
@@ -28,7 +28,7 @@ from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknow
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.limits import is_plain_name, refuse
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.training.checkpoints import CheckpointConfig
 
@@ -131,18 +131,23 @@ def read_module(groups: Groups) -> None:
 def read_data(groups: Groups) -> None:
     """Reads and makes the data, or says why its files cannot be read; a trained model gives it its labels."""
     reader, trained = groups.reader, groups.merged.trained
-    part = reader.part(Place(ImageData), with_class(groups.config, "data", complete=groups.merged.complete), "data")
+    given = with_class(groups.config, "data", complete=groups.merged.complete)
+    also = given.pop("also_test", None) if isinstance(given, dict) else None
+    part = reader.part(Place(ImageData), given, "data")
     groups.data_part, groups.trained = part, trained
     if (data := _made_data(reader, part)) is None:
         return
     if trained is not None:
         data.wanted = "val" if groups.command == "validate" else "test"
         root = value_at(flatten(trained.checkpoint.get("config")), "data.root")
-        if root is None or Path(root).resolve() != Path(getattr(data, "root", "")).resolve():
-            data.learned = str(trained.checkpoint.get("images"))
+        data.learned = None if _is_in(root, data) else str(trained.checkpoint.get("images"))
     before = len(reader.problems)
     with problems_of(reader, "data"):
         data.check()
+    if also and groups.command in ("fit", "test"):
+        also = _read_further(groups, data, also, given)
+    part = replace(part, arguments={**part.arguments, "also_test": also}) if also else part
+    groups.data_part = part
     if unread := reader.problems[before:]:
         groups.unread = unread
         if groups.general.get("print_config"):
@@ -160,6 +165,55 @@ def read_data(groups: Groups) -> None:
         except UserError as error:
             reader.problems += error.problems
             groups.data = None
+
+
+def _read_further(groups: Groups, data: ImageData, also: Any, given: Config) -> dict[str, Part]:
+    """Reads and makes further test sets, whose images and labels become those that the model takes.
+
+    Args:
+        groups: the groups; their problems grow.
+        data: the data of the config, which gets them.
+        also: a folder, or options in place of those of the data, by name.
+        given: what the config says of the data.
+    """
+    reader, trained, parts = groups.reader, groups.merged.trained, dict[str, Part]()
+    if wrong := [str(name) for name in also if not is_plain_name(str(name))] if isinstance(also, dict) else [str(also)]:
+        reader.problems.append(
+            f"data.also_test={', '.join(wrong)} must hold {{NAME: FOLDER}} or {{NAME: {{OPTION: VALUE}}}}"
+        )
+        return {}
+    view = {**data.test_view(), "batch_size": data.batch_size, "num_workers": getattr(data, "num_workers", 0)}
+    for name, entry in also.items():
+        key, folder = f"data.also_test.{name}", {"class_path": "vit_lightning.ImageFolder", "root": entry}
+        own = merge({"data": given}, {"data": entry if isinstance(entry, dict) else folder})["data"]
+        known = options_of_data(own["class_path"]) - {"class_names", "mean", "std"}
+        part = reader.part(Place(ImageData), {**{k: view[k] for k in view if k in known}, **own}, key)
+        if (other := _make(reader, key, part)) is None:
+            continue
+        other.wanted, other.mean, other.std = "test", data.mean, data.std
+        images = "" if trained is None else str(trained.checkpoint.get("images"))
+        other.learned = None if _is_in(getattr(data, "root", None), other) else images
+        before = len(reader.problems)
+        with problems_of(reader, key):
+            other.check()
+        if len(reader.problems) > before:
+            continue
+        with problems_of(reader, ""):
+            names = (
+                data.class_names if trained is None else (trained.checkpoint.get("test_view") or {}).get("class_names")
+            )
+            other.take_classes(names, "the model")
+        shapes = [f"{one.in_channels} x {' x '.join(map(str, one.image_size))}" for one in (other, data)]
+        if shapes[0] != shapes[1]:
+            reader.problems.append(f"{key}: its images are {shapes[0]}, and those of data are {shapes[1]}")
+        data.further[name] = other
+        parts[name] = replace(part, arguments={**part.arguments, **other.pinned()})
+    return parts
+
+
+def _is_in(root: Any, data: ImageData) -> bool:
+    """Whether images of a folder are those of some data."""
+    return root is not None and Path(root).resolve() == Path(getattr(data, "root", "")).resolve()
 
 
 def with_class(config: Config, key: str, *, complete: bool = True) -> Any:

@@ -113,7 +113,8 @@ class Experiment:
 def make_data(config: Mapping[str, Any]) -> ImageData:
     """Returns the data module of a config in plain data; reads no images."""
     reader = Reader(ADAPTERS)
-    part = reader.part(Place(ImageData), flatten(config["data"]), "data")
+    given = {key: value for key, value in flatten(config["data"]).items() if key != "also_test"}
+    part = reader.part(Place(ImageData), given, "data")
     refuse(reader.problems)
     data: ImageData = part.make()
     return data

@@ -250,10 +250,7 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
                 problems.append(f"data.{key}={other}: the model learned from the split of {key}={cut}, {images}")
         refuse(problems)
         return trained
-    kind = class_of(name)
-    known = {*signature_of(kind).options}
-    is_module = issubclass(kind, LightningDataModule | LightningModule)
-    known |= set() if is_module else {*signature_of(WrappedDataset).options}
+    known = options_of_data(name)
     view = trained.checkpoint.get("test_view") or {}
     other_channels = () if "in_channels" in known or view.get("in_channels", 3) == 3 else ("mean", "std")  # do not fit
     view = _without(view, "class_names", "multi_label", *other_channels, *{"in_channels"} - known)
@@ -274,6 +271,13 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
         if key not in taken and (given | facts).get(key) != parse_yaml(word(value), key)
     ]
     return trained._replace(notes=(*trained.notes, *notes))
+
+
+def options_of_data(name: Any) -> set[str]:
+    """Returns the options of a class of data, with those beside a dataset of others."""
+    kind = class_of(name)
+    is_module = issubclass(kind, LightningDataModule | LightningModule)
+    return {*signature_of(kind).options, *(() if is_module else signature_of(WrappedDataset).options)}
 
 
 def _heads(sources: Sequence[Config]) -> Config | None:

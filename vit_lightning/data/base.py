@@ -59,6 +59,8 @@ class ImageData(LightningDataModule):
             uses 1 / repetitions of the images.
         fraction: fraction of the training images of each class that is used; a larger one contains every smaller one.
         shots: training images of each class that are used, instead of a fraction.
+        also_test: further test sets by name: a folder of images, or options that differ from those here, as
+            {shifted: {root: FOLDER}}. fit and test measure them as test/NAME/acc; they may lack classes.
     """
 
     batch_size: int = 64
@@ -70,6 +72,7 @@ class ImageData(LightningDataModule):
     repetitions: int = 1
     fraction: float = 1.0
     shots: int | None = None
+    also_test: dict[str, Any] | None = None
 
     image_size: tuple[int, int] = field(init=False)
     """Height and width in pixels of the model's input."""
@@ -84,6 +87,8 @@ class ImageData(LightningDataModule):
     """The split that a command measures; None for one that trains."""
     learned: str | None = field(default=None, init=False)
     """Fingerprint of the images that the model learned from, where these lay elsewhere."""
+    further: dict[str, "ImageData"] = field(default_factory=dict, init=False)
+    """Data of ``also_test``, for commands that test."""
 
     def __post_init__(self) -> None:
         super().__init__()

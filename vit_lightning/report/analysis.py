@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,18 +154,17 @@ def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[
 
 def _read_test_sets(study: Study) -> TestSets:
     """Reads the correctness of each run on each test image."""
-    if study.compare.metric != "test/acc":
+    if not re.fullmatch("test/([^/]+/)?acc", study.compare.metric):
         return TestSets(f"{study.compare.metric} is not an accuracy")
     correct: dict[tuple[str, int], NDArray[np.bool_]] = {}
     sets: dict[int, tuple[NDArray[Any], ...]] = {}  # index and label by seed
     for run in study.done:
-        path = study.folder / run.folder / "test_predictions.npz"
-        if not path.is_file():
+        predictions = read_predictions(study.folder / run.folder)
+        if study.compare.metric not in predictions:
             continue
-        kept = read_predictions(path.parent)
-        if kept is None:
-            return TestSets(f"{path} cannot be read")
-        if run.predictions not in (None, checksum(kept)):  # those of a second result do not count
+        if not (kept := predictions[study.compare.metric]):
+            return TestSets(f"the predictions of {run.folder} cannot be read")
+        if run.predictions not in (None, checksum(predictions)):  # those of a second result do not count
             continue
         *images, prediction = kept
         if not all(map(np.array_equal, images, sets.setdefault(run.seed, tuple(images)))):

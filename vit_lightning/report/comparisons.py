@@ -7,6 +7,7 @@ comparison that is open the seeds up to its next analysis are run, and none beyo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -308,39 +309,47 @@ def _differences(study: Study, done: Mapping[tuple[str, int], Run], terms: Mappi
 def images_of(study: Study, run: Run) -> int | None:
     """Returns the number of test images of a run; None where it is unknown or the metric does not count images."""
     facts = facts_of(study.compare.metric)
-    known: int | None = run.results.get("test_images") if facts is not None and facts.counts_images else None
+    further = study.compare.metric.partition("/")[2].rpartition("/")[0]  # of a further test set
+    name = f"test/{further}/images" if further else "test_images"
+    known: int | None = run.results.get(name) if facts is not None and facts.counts_images else None
     return known
 
 
-def read_predictions(folder: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:
-    """Returns index, label and prediction of each test image, as a run has kept them; None if they cannot be read."""
-    try:
-        with np.load(folder / "test_predictions.npz") as file:
-            return file["index"], file["label"], file["prediction"]
-    except Exception:  # there is no end to what a damaged file raises
-        return None
+Predictions = dict[str, tuple[NDArray[Any], ...]]
+"""Index, label and prediction of each test image, by the name of the accuracy; none of a file that cannot be read."""
 
 
-def checksum(predictions: Sequence[NDArray[Any]]) -> str:
+def read_predictions(folder: Path) -> Predictions:
+    """Returns the predictions of the test images and of those of further test sets, as a run has kept them."""
+    found = Predictions()
+    for path in sorted(folder.glob("test_predictions*.npz")):
+        name = path.stem.partition("-")[2]
+        found[f"test/{name}/acc" if name else "test/acc"] = ()
+        with contextlib.suppress(Exception), np.load(path) as file:  # there is no end to what a damaged file raises
+            found[[*found][-1]] = file["index"], file["label"], file["prediction"]
+    return found
+
+
+def checksum(predictions: Predictions) -> str:
     """Returns the checksum of what ``read_predictions`` returns."""
-    return hashlib.sha256(b"".join(one.tobytes() for one in predictions)).hexdigest()
+    return hashlib.sha256(b"".join(one.tobytes() for kept in predictions.values() for one in kept)).hexdigest()
 
 
 def contradiction(folder: Path, results: Mapping[str, Any], first: str | None) -> str | None:
-    """Says how the accuracy of a run is not that of its test predictions; None where it is, or nothing can tell.
+    """Says how an accuracy of a run is not that of its test predictions; None where it is, or nothing can tell.
 
     Args:
         folder: the run's.
         results: its first result.
         first: checksum of the predictions of that result, as those of a second one do not count; None where unknown.
     """
-    kept, value = read_predictions(folder), results.get("test/acc")
-    if kept is None or value is None or first not in (None, checksum(kept)) or kept[1].min(initial=0) < 0:
-        return None  # a loss ignores labels below 0
-    right, unit = float(np.mean(kept[1] == kept[2])), unit_of("test/acc")
-    if abs(float(value) - right) <= 0.5 / len(kept[1]) + 1e-6:
-        return None
-    return f"test/acc {unit.value(float(value))} % is not that of its test predictions, {unit.value(right)} %"
+    predictions = read_predictions(folder)
+    for name, kept in predictions.items() if first in (None, checksum(predictions)) else ():
+        if name in results and kept and kept[1].min(initial=0) >= 0:  # a loss ignores labels below 0
+            value, right, unit = float(results[name]), float(np.mean(kept[1] == kept[2])), unit_of(name)
+            if not abs(value - right) <= 0.5 / len(kept[1]) + 1e-6:
+                return f"{name} {unit.value(value)} % is not that of its test predictions, {unit.value(right)} %"
+    return None
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ class TestPredictions(Callback):
         self.table: dict[str, np.ndarray[Any, Any]] = {}
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._parts = []
+        self._parts, self.table = [], {}
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *args: Any, **kwargs: Any

@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -269,6 +269,18 @@ def stops_early(trainer: Trainer) -> bool:
 def can_validate_again(trainer: Trainer) -> bool:
     """Whether a resumed run begins with the validation that comes now: not if the time or a callback asked for it."""
     return not trainer.should_stop and trainer._val_check_time_interval is None  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def logged_by(trainer: Trainer, rename: Callable[[str], str]) -> Iterator[None]:
+    """Logs metrics by other names for a while: a module logs those of each test by the same ones."""
+    connector = trainer._logger_connector
+    log = connector.log_metrics
+    connector.log_metrics = (  # type: ignore[method-assign]
+        lambda metrics, step=None: log({rename(name): value for name, value in metrics.items()}, step)
+    )
+    yield
+    connector.log_metrics = log  # type: ignore[method-assign]
 
 
 def logged_so_far(trainer: Trainer) -> dict[str, Any]:
