@@ -1,0 +1,161 @@
+"""ViT-Lite and CVT as their configs build them, against what the published code gives in float64 for the same weights.
+
+Weights and images are formulas of ``shared/golden/small_vits``, whose files hold everything; a few numbers stand here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from runs import REPOSITORY, SHARED
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from vit_lightning.config.resolve import resolve
+from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule
+
+GOLDEN = SHARED / "golden" / "small_vits"
+COMPACT = {
+    "patch_embedding.projection.conv": "tokenizer.conv_layers.0.0",
+    "patch_embedding.class_token.token": "classifier.class_emb",
+    "patch_embedding.positions.table": "classifier.positional_emb",
+    "encoder.*.attention.fn.norm": "classifier.blocks.*.pre_norm",
+    "encoder.*.attention.fn.attention.qkv": "classifier.blocks.*.self_attn.qkv",
+    "encoder.*.attention.fn.attention.projection": "classifier.blocks.*.self_attn.proj",
+    "encoder.*.feed_forward_norm": "classifier.blocks.*.norm1",
+    "encoder.*.feed_forward.fn.feed_forward.expand": "classifier.blocks.*.linear1",
+    "encoder.*.feed_forward.fn.feed_forward.contract": "classifier.blocks.*.linear2",
+    "norm": "classifier.norm",
+    "head.pool.score": "classifier.attention_pool",
+    "head.linear": "classifier.fc",
+}
+
+
+class Published(NamedTuple):
+    """A published network.
+
+    Args:
+        config: our config of it.
+        count: its parameters.
+        names: its names of ours.
+        logits: first logits of the first image.
+        losses: of the first steps.
+        norm: norm of the gradient of the classifier's weight in step 1.
+    """
+
+    config: str
+    count: int
+    names: dict[str, str]
+    logits: list[float]
+    losses: list[float]
+    norm: float
+
+
+MODELS = {
+    "vit_7_4_32": Published(
+        "cifar10_vit_lite",
+        3_716_874,
+        COMPACT,
+        logits=[2.12182220046, -2.28487224309, 2.25703066749],
+        losses=[3.57765235358, 2.30373824295, 2.21867436075],
+        norm=6.89988654174,
+    ),
+    "cvt_7_4_32": Published(
+        "cifar10_cvt",
+        3_716_619,
+        COMPACT,
+        logits=[0.152519140574, -0.231723474607, 0.139507707319],
+        losses=[2.32555165681, 2.60528205842, 2.16227904651],
+        norm=5.57637470348,
+    ),
+}
+"""By the name of its file."""
+
+
+class Found(NamedTuple):
+    logits: Tensor
+    norms: dict[str, float]
+    losses: list[float]
+    after: Tensor
+
+
+def theirs(name: str, names: dict[str, str]) -> str:
+    """Their name of one of our parameters."""
+    block = name.split(".")[1] if name.startswith("encoder.") else ""
+    plain = name.replace(f"encoder.{block}.", "encoder.*.") if block else name
+    key = max((key for key in names if f"{plain}.".startswith(f"{key}.")), key=len)
+    return (names[key] + plain.removeprefix(key)).replace("*", block)
+
+
+def network_of(published: Published) -> nn.Module:
+    return (
+        resolve([f"--config={REPOSITORY}/experiments/{published.config}.yaml", "--data.augment=[HorizontalFlip]"])
+        .make_network()
+        .double()
+    )
+
+
+def load_formula(network: nn.Module, names: dict[str, str]) -> dict[str, nn.Parameter]:
+    """Loads weights by the formula of the published tensors; returns these parameters by their names there."""
+    found = dict(sorted((theirs(name, names), weight) for name, weight in network.named_parameters()))
+    for k, (name, weight) in enumerate(found.items()):
+        values = 0.05 * torch.sin(0.37 * k + 0.013 * torch.arange(weight.numel(), dtype=torch.float64))
+        is_scale = name.endswith("weight") and weight.ndim == 1
+        weight.data = values.view(weight.shape) + (1.0 if is_scale else 0.0)
+    return found
+
+
+def images() -> Tensor:
+    b, c, i, j = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in (4, 3, 32, 32)), indexing="ij")
+    return torch.sin(0.11 * b + 0.7 * c + 0.05 * i * (1.0 + 0.1 * c) + 0.031 * j)
+
+
+def found_for(name: str, steps: int) -> Found:
+    """What our network gives, before and after some steps without dropout, by our optimizer."""
+    network = network_of(MODELS[name])
+    weights, batch, labels = load_formula(network, MODELS[name].names), images(), torch.arange(4)
+    for module in network.modules():  # in training mode, without what is drawn
+        for probability in {"p", "dropout"} & vars(module).keys():
+            setattr(module, probability, 0.0)
+    with torch.no_grad():
+        logits = network.eval()(batch)
+    options: Any = {"lr": 5e-4, "weight_decay": 0.03, "weight_decay_on": "all", "schedule": "constant"}
+    optimizer, _ = optimizer_and_schedule(network, OptimizerConfig(**options), total_steps=steps, steps_per_epoch=steps)
+    norms, losses = dict[str, float](), list[float]()
+    network.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = cross_entropy(network(batch), labels, label_smoothing=0.1)
+        loss.backward()
+        norms = norms or {name: float(weight.grad.norm()) for name, weight in weights.items()}
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        return Found(logits, norms, losses, network.eval()(batch))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_config_is_the_published_network(name):
+    published = MODELS[name]
+    found = found_for(name, steps=len(published.losses))
+    assert sum(weight.numel() for weight in network_of(published).parameters()) == published.count
+    assert found.logits[0, :3].tolist() == pytest.approx(published.logits, abs=1e-10)
+    assert found.losses == pytest.approx(published.losses, abs=1e-9)
+    assert found.norms[theirs("head.linear.weight", published.names)] == pytest.approx(published.norm, rel=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not GOLDEN.exists(), reason="the reference files are not here")
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps_are_the_published_ones(name):
+    arrays, about = np.load(GOLDEN / f"{name}.npz"), json.loads((GOLDEN / f"{name}.json").read_text())
+    found = found_for(name, steps=20)
+    assert [*found.norms] == [name for name, _ in about["tensors"]]
+    np.testing.assert_allclose(found.logits, arrays["logits"], rtol=0, atol=1e-11)
+    np.testing.assert_allclose([*found.norms.values()], arrays["grad_norms"], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found.losses, arrays["losses"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found.after, arrays["logits_after"], rtol=0, atol=1e-9)
