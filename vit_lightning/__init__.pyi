@@ -78,7 +78,6 @@ from vit_lightning.training.losses import DistillationConfig as DistillationConf
 from vit_lightning.training.losses import LossConfig as LossConfig
 from vit_lightning.training.losses import Teacher as Teacher
 from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig
-from vit_lightning.training.probes import CrateMeasures as CrateMeasures
 from vit_lightning.training.probes import KNNProbe as KNNProbe
 from vit_lightning.training.probes import LinearProbe as LinearProbe
 from vit_lightning.weights.convert import from_reference as from_reference

@@ -49,7 +49,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     **in_list("data.augment", "PerImage", transform="torchvision.transforms.v2.RandomHorizontalFlip"),
     **in_list("data.augment", "torchvision.transforms.v2.RandomRotation", degrees=9),
     **in_list("data.mixing", "MixUp", "CutMix"),
-    **in_list("trainer.callbacks+", "CrateMeasures", "KNNProbe", "LinearProbe"),
+    **in_list("trainer.callbacks+", "KNNProbe", "LinearProbe"),
     **in_list("trainer.callbacks+", "ProgressiveImageSize", sizes={0: 4, 1: 8}),
     **classes("model.block", "CompactBlock", "ParallelBlock", "PostNormBlock", "ResPostNormBlock", "SandwichNormBlock"),
     "TransformerEncoderBlock": (

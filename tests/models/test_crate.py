@@ -3,14 +3,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
-from vit_lightning import Digits, UserError, ViT, ViTClassifier
-from vit_lightning.inspect.tokens import crate_measures
+from vit_lightning import UserError, ViT
 from vit_lightning.models.crate import ISTA, MSSA, SIZES, CrateBlock, coding_rate
 from vit_lightning.models.layers import LayerNorm
 from vit_lightning.models.patches import LinearProjection
-from vit_lightning.training.probes import CrateMeasures
 from vit_lightning.weights.convert import from_reference, to_reference
 
 MICRO = {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": 12, "depth": 2, "heads": 2, "dim_head": 5}
@@ -176,21 +173,3 @@ def test_coding_rate_is_the_sum_of_logarithms_over_subspaces():
     rates = coding_rate(torch.from_numpy(z), torch.from_numpy(subspaces), precision=0.3)
     np.testing.assert_allclose(rates.numpy(), expected, rtol=1e-10)
     assert (coding_rate(torch.from_numpy(0.1 * z), torch.from_numpy(subspaces)) < rates).all()
-
-
-def test_the_callback_logs_what_each_layer_optimises(in_folder):
-    torch.manual_seed(0)
-    data = Digits(batch_size=64)
-    sizes = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 2}
-    vit = ViT(**sizes, num_heads=2, block=CrateBlock, attention=MSSA, feed_forward=ISTA)
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[CrateMeasures(0.5)])
-    model = ViTClassifier(vit)
-    trainer.validate(model, data, verbose=False)
-    logged = {name: value.item() for name, value in trainer.callback_metrics.items() if name.startswith("crate/")}
-    assert set(logged) == {f"crate/{kind}/{n}" for kind in ("coding_rate", "sparsity") for n in range(2)}
-
-    batch = next(iter(data.val_dataloader()))
-    batch = model.on_after_batch_transfer(data.on_after_batch_transfer(batch, 0), 0)
-    for kind, values in zip(("coding_rate", "sparsity"), crate_measures(vit, batch[0]), strict=True):
-        assert [logged[f"crate/{kind}/{n}"] for n in range(2)] == pytest.approx(values.tolist(), rel=1e-5)
-    assert all(not module._forward_hooks for module in vit.modules())

@@ -1,4 +1,4 @@
-"""Measures of a network's features during training: nearest neighbours, linear classifiers, CRATE's objectives."""
+"""Measures of a network's features during training: nearest neighbours and linear classifiers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,13 +14,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from vit_lightning.errors import UserError
-from vit_lightning.inspect.tokens import is_crate, nonzero_share, subspace_rate
 from vit_lightning.inspect.watch import chosen_of, find_blocks
 from vit_lightning.limits import at_least, problems_of, refuse
-from vit_lightning.models.crate import MSSA
 from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.callbacks import gather, is_due
@@ -257,55 +253,3 @@ def _features(trainer: Trainer, module: LightningModule, split: str, indices: Te
         order = parts[0].argsort()
         parts = [part[order] for part in parts]
     return Features(parts[1].float(), parts[2])
-
-
-class CrateMeasures(Callback):
-    """Callback that logs two measures of each layer on the first batch of a validation (Yu et al. 2023, section 3.1).
-
-    ``crate/coding_rate/N`` is R^c of the tokens after the MSSA of layer N, in the subspaces of that layer, a mean over
-    the images; MSSA is to minimize it. ``crate/sparsity/N`` is the fraction of entries that are not zero after the ISTA
-    of layer N, which ISTA is to minimize.
-
-    Args:
-        precision: epsilon of the coding rate.
-    """
-
-    def __init__(self, precision: float = 0.5) -> None:
-        self.precision = precision
-        self._handles: list[RemovableHandle] = []
-        self._measures: dict[str, Tensor] = {}
-
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if batch_idx or dataloader_idx:
-            return
-        blocks = [block for block in pl_module.modules() if is_crate(block)]
-        for number, block in enumerate(blocks):
-            attention = block.get_submodule("attention")
-            subspaces = attention.get_submodule("fn.attention")
-            assert isinstance(subspaces, MSSA)
-            rate = partial(subspace_rate, subspaces, precision=self.precision)
-            self._handles += [
-                attention.register_forward_hook(self._measure(f"crate/coding_rate/{number}", rate)),
-                block.register_forward_hook(self._measure(f"crate/sparsity/{number}", nonzero_share)),
-            ]
-
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        self._remove()
-        for name, value in self._measures.items():
-            pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
-        self._measures = {}
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _measure(self, name: str, measure: Callable[[Tensor], Tensor]) -> Any:
-        def hook(module: nn.Module, inputs: Any, tokens: Tensor) -> None:
-            self._measures[name] = measure(tokens)
-
-        return hook
