@@ -31,7 +31,7 @@ class MeanLoss(Metric):
         self.add_state("total", torch.tensor(0.0, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, loss: Tensor, images: int | Tensor) -> None:
+    def update(self, loss: Tensor, images: int) -> None:
         # in place: += would also set an attribute of the module, which takes longer than the addition
         self.total.add_(loss.detach().to(self.total.dtype) * images)
         self.count.add_(images)
@@ -113,8 +113,6 @@ METRICS = {
         stages=("test",),
     ),
 }
-CROSS_ENTROPY = "train/ce"
-"""Cross entropy of the training images, to compare with ``val/loss``; logged where the objective is another."""
 STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
 
@@ -140,7 +138,6 @@ LOGGED = {
     "Every epoch, over its training images on all ranks, each by the weights of its step": {
         "train/loss": Logged("loss (nats) that is minimized, with mixing and smoothing", "Quality"),
         "train/acc": Logged("accuracy (0 to 1); a mixed image counts with its larger part"),
-        "train/ce": Logged("cross entropy (nats), where the loss is another", "Quality"),
     },
     "Every validation, over its images, each once over all ranks, by the averaged weights if there is an `ema`": {
         "val/loss": Logged("cross entropy (nats)", "Quality"),

@@ -62,7 +62,7 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
     for line in ("epoch 1/1  train loss", "test        accuracy"):
         assert f"\n{line}" in told["console"]
     names = {name for row in told["rows"] for name in row}
-    assert {"train/loss_step", "train/loss", "train/ce", "lr", "val/acc"} <= names
+    assert {"train/loss_step", "train/loss", "lr", "val/acc"} <= names
     assert {"speed/images_per_second", "optim/grad_norm"} <= names
     assert {"images/validation", "images/confusion", "images/confidence", "val_class/3"} <= names
     assert_delivered(told["rows"], folder)

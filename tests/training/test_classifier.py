@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from sklearn.metrics import top_k_accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
-from vit_lightning import Digits, LossConfig, MixUp, OptimizerConfig, UserError, ViT, ViTClassifier
+from vit_lightning import Digits, LossConfig, OptimizerConfig, UserError, ViT, ViTClassifier
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -164,34 +164,8 @@ def test_losses_are_means_over_images_whatever_the_batches():
     run.fit(module, data)
     images, labels = data.transform.normalise(data.dataset("train").images), data.dataset("train").labels
     with torch.no_grad():
-        plain = torch.nn.functional.cross_entropy(module(images), labels)
         smoothed = torch.nn.functional.cross_entropy(module(images), labels, label_smoothing=0.1)
     assert float(run.callback_metrics["train/loss"]) == pytest.approx(float(smoothed), rel=1e-5)
-    assert float(run.callback_metrics["train/ce"]) == pytest.approx(float(plain), rel=1e-5)
-
-
-def test_cross_entropy_is_counted_where_the_loss_is_another():
-    plain, smooth = ViTClassifier(small()), ViTClassifier(small(), loss=LossConfig(label_smoothing=0.1))
-    assert "ce" not in plain.train_metrics
-    names = {"train_metrics.ce.total", "train_metrics.ce.count"}
-    assert smooth.state_dict().keys() - plain.state_dict().keys() == names
-    plain.trainer = smooth.trainer = run = trainer()
-    for module, other in ((smooth, plain), (plain, smooth)):  # a checkpoint of an earlier version, or of another loss
-        checkpoint = {"state_dict": other.state_dict()}
-        module.on_load_checkpoint(checkpoint)
-        module.load_state_dict(checkpoint["state_dict"])
-    torch.nn.init.normal_(plain.network.head.linear.weight)
-    run.limit_train_batches = 1
-    run.fit(plain, Digits(mixing=[MixUp()]))
-    assert run.callback_metrics["train/ce"] != run.callback_metrics["train/loss"]
-
-
-def test_cross_entropy_is_of_the_images_that_have_a_class():
-    loss = torch.nn.CrossEntropyLoss(ignore_index=-1)
-    images, labels = torch.randn(12, 1, 8, 8), torch.arange(12) % 4 - 1
-    run = trainer()
-    run.fit(ViTClassifier(small(), loss=loss), DataLoader(TensorDataset(images, labels), batch_size=12))
-    assert run.callback_metrics["train/ce"] == pytest.approx(float(run.callback_metrics["train/loss"]))
 
 
 def test_the_calibration_error_is_that_of_probabilities():

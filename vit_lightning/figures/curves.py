@@ -87,7 +87,7 @@ def curves(
         rows: rows of ``metrics.jsonl``, from ``read_metrics``.
         title: title of the figure; the test accuracy is added if there is one.
         objective: differences of the training loss from plain cross entropy, such as label smoothing. With any, it has
-            a panel of its own, and the cross entropy of training is drawn beside the loss of the validation.
+            a panel of its own.
         mixed: whether training images are mixed, so that their accuracy is that of the larger part.
         averaged: whether validation is of averaged weights.
         best_step: optimizer steps before the best checkpoint.
@@ -96,8 +96,7 @@ def curves(
     training = [*batches, ("train/loss", TRAIN)]
     panels = {"loss": [*training, ("val/loss", VAL)]}
     if objective:
-        compared = [("train/ce", TRAIN), ("val/loss", VAL)]
-        panels = {"training loss": training, "cross entropy": compared}
+        panels = {"training loss": training, "cross entropy": [("val/loss", VAL)]}
     panels["accuracy"] = [("train/acc", TRAIN), ("val/acc", VAL)]
     panels["learning rate"] = [("lr", LR)]
     # a module of the user's may log other names

@@ -14,13 +14,12 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torchmetrics import Metric
 
 import vit_lightning
 from vit_lightning.data.batches import as_batch, in_words
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import CROSS_ENTROPY, MeanLoss, Stage, make_metrics, with_own
+from vit_lightning.metric_facts import Stage, make_metrics, with_own
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import is_attached, log_again
@@ -98,8 +97,7 @@ class ConfiguredOptimizer(LightningModule):
 class ViTClassifier(ConfiguredOptimizer):
     """LightningModule for a network from images (b, c, H, W) to logits (b, num_classes).
 
-    Batches are (images, labels, ...). Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``;
-    where the training loss is not cross entropy of the labels, that as ``train/ce``.
+    Batches are (images, labels, ...). Logs the metrics of ``metric_facts`` under ``train/``, ``val/`` and ``test/``.
     Adds callbacks to any Trainer: averaged weights, a teacher, and learning rates of the config in a resumed run.
 
     Args:
@@ -146,21 +144,12 @@ class ViTClassifier(ConfiguredOptimizer):
             self.heads_losses["train"] = distillation.heads_loss(self.losses["train"])
         self.metric_table = with_own(metrics or {})
         self.train_metrics = make_metrics("train", classes, self.metric_table)
-        if distillation is not None or (loss or LossConfig()) != LossConfig():
-            self._add_cross_entropy()
         self.val_metrics = make_metrics("val", classes, self.metric_table)
         self.test_metrics = make_metrics("test", classes, self.metric_table)
         self.class_names: list[str] | None = None  # of the images that it was trained on
 
-    def _add_cross_entropy(self) -> None:
-        metric = MeanLoss()
-        metric.persistent(True)
-        self.train_metrics["ce"] = metric
-
     def setup(self, stage: str) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        if getattr(data, "mixing", None) and "ce" not in self.train_metrics:
-            self._add_cross_entropy()
         if stage == "fit":
             self.class_names = getattr(data, "class_names", None)
         takes = self.class_names is not None and hasattr(data, "take_classes")
@@ -198,8 +187,6 @@ class ViTClassifier(ConfiguredOptimizer):
         probabilities = output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
             given: tuple[Any, ...] = (output.loss, len(labels)) if name == "loss" else (probabilities, labels)
-            if f"{stage}/{name}" == CROSS_ENTROPY:
-                given = _plain_cross_entropy(output.logits, labels)
             if len(labels):  # none on a rank of more ranks than a split has images
                 metric.update(*given)
             in_bar = name in self.metric_table and self.metric_table[name].in_bar
@@ -286,11 +273,6 @@ class ViTClassifier(ConfiguredOptimizer):
         if is_attached(self) and self.trainer.state.fn == TrainerFn.FITTING and self.average is None:
             without_average(checkpoint)
         own = self.state_dict()
-        for name in (f"train_metrics.ce.{part}" for part in ("total", "count")):
-            if name in own:  # one of a loss that is plain cross entropy lacks it
-                state.setdefault(name, torch.zeros_like(own[name]))
-            else:
-                state.pop(name, None)
         if not is_attached(self) and any(".lora_" in name for name in state.keys() - own.keys()):
             for name in [name for name in state if name.startswith("network.")]:  # adapters were merged as it was read
                 del state[name]
@@ -327,18 +309,6 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
     if isinstance(getattr(batch, "indices", None), Tensor):
         found["indices"] = batch.indices
     return found
-
-
-def _plain_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | int]:
-    """Returns the mean over the images with a class, and their number: a loss of the user's own may ignore others.
-
-    A mixed image counts with the label of its larger part, as in ``train/acc``.
-    """
-    if labels.is_floating_point():  # class probabilities
-        return cross_entropy(logits, labels), len(labels)
-    known = (labels >= 0) & (labels < logits.shape[1])
-    total, count = cross_entropy(logits, labels.where(known, -100), ignore_index=-100, reduction="sum"), known.sum()
-    return total / count.clamp(min=1), count
 
 
 def _reset(*stages: nn.ModuleDict) -> None:
