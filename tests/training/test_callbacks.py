@@ -7,23 +7,19 @@ import random
 import re
 import struct
 import termios
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
-from torchmetrics.classification import Accuracy, MulticlassAccuracy
 
 from vit_lightning import Digits, ViT, ViTClassifier
-from vit_lightning.errors import UserError
 from vit_lightning.training.callbacks import (
     StepSeeds,
     Stopwatch,
     TestPredictions,
     TrainingBar,
-    refuse_other_accuracy,
 )
 
 
@@ -93,29 +89,6 @@ def test_without_a_terminal_each_epoch_has_a_line(capsys):
     shown = rf"train loss {number}  val loss {number}  val accuracy +{number} %  {number} images/s"
     assert re.fullmatch(rf"epoch 1/2  {shown}  \d+:\d\d left", first)
     assert re.fullmatch(rf"epoch 2/2  {shown}", last)
-
-
-def test_an_accuracy_of_all_images_is_told_from_one_of_classes_and_of_batches():
-    """Torchmetrics' Accuracy is of all images by default, its MulticlassAccuracy of classes."""
-    labels, predictions = torch.tensor([0] * 70 + [1] * 21), torch.tensor([0] * 64 + [1] * 20 + [0] * 7)
-    right = (labels == predictions).float()
-    batches = sum((part.mean() * len(part) for part in right.split(32)), torch.tensor(0.0)) / 91  # as Lightning does
-    of_images = Accuracy(task="multiclass", num_classes=2)(predictions, labels)
-    of_classes, of_each = (MulticlassAccuracy(num_classes=n)(predictions, labels) for n in (2, 5))
-    of_last = torch.stack([part.mean() for part in right.split(32)]).mean()
-
-    def check(value):
-        trainer = SimpleNamespace(callback_metrics={"val/acc": value})
-        refuse_other_accuracy(trainer, "val", labels, predictions)
-
-    check(batches)
-    check(of_images)
-    for value in (of_classes, of_each):
-        with pytest.raises(UserError, match=r"^val/acc=0\.79\d+ is the mean over classes \(average=macro\)"):
-            check(value)
-    with pytest.raises(UserError, match=r"is no accuracy of all images: 78 of 91 images are right by the logits"):
-        check(of_last)
-    refuse_other_accuracy(SimpleNamespace(callback_metrics={"val/acc": of_last}), "val", labels - 1, predictions)
 
 
 class Constant(LightningModule):

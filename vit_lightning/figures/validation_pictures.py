@@ -40,7 +40,6 @@ from vit_lightning.training.callbacks import (
     has_whole_weights,
     is_due,
     labelled,
-    refuse_other_accuracy,
 )
 from vit_lightning.training.lightning_detours import logged_steps
 
@@ -93,7 +92,6 @@ class ValidationPictures(Callback):
         self.data, self.wandb, self.every_n_epochs = data, wandb, every_n_epochs
         self._due = False
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        self._of_images = torch.empty(2, 0)
         self._sample: list[int] | None = None
         self._images: Array | None = None
 
@@ -135,16 +133,11 @@ class ValidationPictures(Callback):
         rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
         classes = len(self.data.label_names)
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
-        self._of_images = rows[:, 1:3].long().T
         if len(table) and is_first():
             try:
                 self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
             except OSError as fault:  # a full disk
                 warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._due:
-            refuse_other_accuracy(trainer, "val", *self._of_images)
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)

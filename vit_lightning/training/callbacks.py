@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import random
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,12 +17,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ProgressBar
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch.nn.functional import cross_entropy
-from torchmetrics.functional.classification import multiclass_accuracy
 from tqdm import tqdm
 
 from vit_lightning.data.batches import Batch, as_batch, tensors_in
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import METRICS, Stage
+from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.lightning_detours import (
     accumulates,
@@ -187,31 +185,6 @@ class TestPredictions(Callback):
             name: column.numpy().astype(np.float32 if name in real else np.int32)
             for name, column in zip(names, rows.T, strict=True)
         }
-        refuse_other_accuracy(trainer, "test", rows[:, 1].long(), rows[:, 2].long())
-
-
-def refuse_other_accuracy(trainer: Trainer, stage: Stage, labels: torch.Tensor, predictions: torch.Tensor) -> None:
-    """Checks that the accuracy that a module has logged is that of the logits that it returns, over all images.
-
-    Labels below 0 are those that a loss ignores: then nothing is checked.
-
-    Raises:
-        UserError: it is another one, such as the mean over classes.
-    """
-    if not len(labels) or labels.min() < 0:
-        return
-    right, images = int((labels == predictions).sum()), len(labels)
-    for name, value in trainer.callback_metrics.items():
-        is_accuracy = re.fullmatch(rf"{stage}[/_](acc|accuracy)(_epoch)?", name)
-        if is_accuracy and not abs(float(value) - right / images) <= 0.5 / images + 1e-6:
-            steps = {"val": "validation_step"}.get(stage, f"{stage}_step")
-            classes = int(torch.cat([labels, predictions]).max()) + 1
-            of_classes = multiclass_accuracy(predictions, labels, num_classes=max(2, classes), average="macro")
-            is_macro = abs(float(value) - float(of_classes)) < 1e-5
-            what = "is the mean over classes (average=macro), no" if is_macro else "is no"
-            counted = f"{right:,} of {images:,} images are right by the logits that {steps} returns"
-            text = f"{name}={float(value):.6g} {what} accuracy of all images: {counted}, {right / images:.6g}"
-            raise UserError(f"{text} (give another metric another name)")
 
 
 def labelled(trainer: Trainer, outputs: Any, batch: Any, before: int) -> Batch | None:
