@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
@@ -20,11 +19,9 @@ from vit_lightning.commands.module import compile_chosen, load_weights, make_mod
 from vit_lightning.commands.session import Results, logged, make_trainer, measure_test, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import BAD_IMAGES
-from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
-from vit_lightning.figures.pictures import LARGE, sheet, write_png
 from vit_lightning.figures.test_report import report_test, write_rows
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
@@ -33,8 +30,6 @@ from vit_lightning.training.callbacks import TestPredictions, gather
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.weights.init_from import with_resized_positions
 
-SHOWN_IMAGES = 30
-"""Number of images in ``predictions.png``."""
 SHOWN_LINES = 20
 """Largest number of images whose predictions are printed; they are written in any case."""
 
@@ -127,7 +122,7 @@ def predict_test_images(experiment: Experiment) -> None:
 
 
 def predict_files(experiment: Experiment, top_k: int) -> None:
-    """Writes the most likely classes of each image file, and a sheet of the least certain ones, to a new folder.
+    """Writes the most likely classes of each image file to a new folder.
 
     Images are preprocessed like the test images of the run, whose data need not be there. Damaged ones are listed in
     ``bad_images.txt``, and all others are predicted.
@@ -150,7 +145,6 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
         path = folder / "predictions.csv"
         if predictions:
             _write(path, predictions)
-            _draw(folder / "predictions.png", data, good, predictions)
     for file, classes, values in predictions if len(predictions) <= SHOWN_LINES else []:
         top = ", ".join(f"{name} {100 * value:.1f} %" for name, value in list(zip(classes, values, strict=True))[:3])
         say(f"{file}: {top}")
@@ -189,14 +183,3 @@ def _write(path: Path, predictions: Sequence[Prediction]) -> None:
     head = ["file", *(f"{column}_{n}" for n in numbers for column in ("class", "probability"))]
     tops = [zip(one.classes, one.probabilities, strict=True) for one in predictions]
     write_rows(path, head, [[one.file, *chain(*top)] for one, top in zip(predictions, tops, strict=True)])
-
-
-def _draw(path: Path, data: ImageFiles, rows: Sequence[int], predictions: Sequence[Prediction]) -> None:
-    """Draws the images of least confidence as the model gets them, with file name and most likely class."""
-    order = sorted(range(len(rows)), key=lambda place: predictions[place].probabilities[0])[:SHOWN_IMAGES]
-    request = Request([rows[place] for place in order], None)
-    images = data.dataset("test").__getitems__(request).images  # type: ignore[attr-defined]
-    shown = [predictions[place] for place in order]
-    captions = [f"{Path(one.file).name}\n{one.classes[0]} ({100 * one.probabilities[0]:.0f} %)" for one in shown]
-    title = f"{len(shown)} of {counted(len(rows), 'image')}, the least confident first"
-    write_png(path, sheet(np.asarray(images), captions, title=title, cell=LARGE))
