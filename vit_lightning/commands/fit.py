@@ -36,7 +36,7 @@ from vit_lightning.commands.session import (
     own_faults,
     training_results,
 )
-from vit_lightning.commands.summary import in_bytes, table_or_note, training_bytes
+from vit_lightning.commands.summary import in_bytes, training_bytes
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.base import BAD_IMAGES
@@ -190,8 +190,6 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
         say(start_lines(experiment, trainer, run.facts))
         say(_memory_note(run))
-        if experiment.trainer["enable_model_summary"]:
-            say(table_or_note(network_of(module), (data.in_channels, *data.image_size), data.batch_size))
         compile_chosen(module, experiment, trainer)
         had_best = False
         if checkpoint.get("finished"):

@@ -164,7 +164,6 @@ def make_trainer(arguments: Mapping[str, Any], folder: Path, own: list[Callback]
     arguments = {
         **arguments,
         "precision": precision,
-        "enable_model_summary": False,  # ours is printed at the start of a run
         "plugins": [*plugins, AtomicCheckpointIO()],
         "enable_checkpointing": bool(own_loggers),
         "callbacks": [*own, *callbacks],

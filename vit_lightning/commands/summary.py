@@ -127,14 +127,6 @@ def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int) -> s
     )
 
 
-def table_or_note(network: nn.Module, shape: tuple[int, int, int], batch_size: int) -> str:
-    """Returns the table, or why there is none: a network that looks at numbers trains all the same."""
-    try:
-        return table(network, shape, batch_size)
-    except UserError as error:
-        return row("note", str(error))
-
-
 def _rows(layer: Layer, level: int) -> Iterator[tuple[str, ...]]:
     """Yields the row of a layer and those of the layers inside it; a run of layers that are alike has one."""
     numbers = f"{layer.parameters:,}", _short(layer.multiply_adds), in_bytes(layer.kept)
