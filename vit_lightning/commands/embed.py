@@ -20,10 +20,9 @@ from vit_lightning.config.own_files import also_search
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, named
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
-from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.weights.sources import Source
 from vit_lightning.weights.trust import refuse_untrusted
@@ -85,11 +84,10 @@ def embed(
     columns = _columns(model, data, blocks, split)
     problems = sorted(data.bad_images[split])
     if len(columns["image"]):
-        run = None if source.path is None else run_folder_of(source.path)
         content = io.BytesIO()
         np.savez(content, **columns)  # type: ignore[arg-type]
         with ExitStack() as stack:
-            parent = (run or Path("runs")) / "embed"
+            parent = (source.run or Path("runs")) / "embed"
             path = out or stack.enter_context(new_folder(None, parent, "")) / "embeddings.npz"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content.getvalue())
@@ -121,15 +119,13 @@ def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
         raise UserError(f"ckpt={source.place} is of no run with images: name images or folders")
     if not trust:
         refuse_untrusted({"data": source.config["data"]})
-    elif source.path is not None and (folder := run_folder_of(source.path)) is not None:
-        also_search(folder)
+    elif source.run is not None:
+        also_search(source.run)
     data = make_data(source.config)
     data.wanted = None if split == "train" else split
-    try:
+    with named("data."):
         data.check()
         data.setup({"val": "validate", "train": "fit"}.get(split, split))
-    except UserError as error:
-        raise UserError([f"data.{problem}" for problem in error.problems]) from error
     if note := data.take_classes(source.class_names, f"the model of ckpt={source.place}"):
         say(row("warning", note))
     return data

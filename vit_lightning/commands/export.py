@@ -20,7 +20,6 @@ from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_mod
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.errors import UserError, first_line, named
 from vit_lightning.limits import choice, refuse
-from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.convert import TOLERANCE, TRACED, WRITTEN, largest_difference, random_images, to_reference
@@ -127,8 +126,7 @@ def _safetensors(source: Source, folder: Path, images: Tensor) -> nn.Module:
     if _model(source) is None:
         raise UserError(f"{type(source.network).__name__} is no model of a config (choose onnx or torch-export)")
     write_tensors(source.network.state_dict(), folder / "model.safetensors")
-    files = None if source.path is None else run_folder_of(source.path)
-    again = lambda config, _: network_in_file(config, files)  # noqa: E731
+    again = lambda config, _: network_in_file(config, source.run)  # noqa: E731
     return open_source(folder, make_network=again, trust=True, key="out").network  # its classes were made already
 
 

@@ -19,14 +19,13 @@ from vit_lightning.commands.embed import device_named, run_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
 from vit_lightning.config.files import differing_options, options_of
 from vit_lightning.data.image_files import find_images
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, named
 from vit_lightning.figures.curves import file_of
 from vit_lightning.figures.inside import maps_figure, model_figures
 from vit_lightning.figures.inside_page import inside_page
 from vit_lightning.inspect.survey import Survey, survey
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
-from vit_lightning.storage.checkpoint_files import run_folder_of
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.training.classifier import probabilities
@@ -75,18 +74,14 @@ def inspect(
         model = Model(each)
         model.network.to(device_named(device))
         names, prepared = model.prepared(files[:count] if pixels is None else _resized(pixels, model))
-        try:
+        with named(f"{'against' if number else 'ckpt'}={each.place}: "):
             found[name] = survey(model.network, prepared)
-        except UserError as error:
-            option = "against" if number else "ckpt"
-            raise UserError([f"{option}={each.place}: {problem}" for problem in error.problems]) from error
         if found[name].without_maps:
             say(row("attention", f"{each.place}: no maps, rollout, relevance, distance: {found[name].without_maps}"))
         pictures[name] = _as_seen(model, prepared)
         titles[name] = _titles(model, labelled or names, found[name])
         known[name] = _known(each, configs[number], differing_options(configs))
-    run = None if source.path is None else run_folder_of(source.path)
-    with new_folder(out, (run or Path("runs")) / "inspect", "") as folder:
+    with new_folder(out, (source.run or Path("runs")) / "inspect", "") as folder:
         figures = {}
         for name, (figure, text) in model_figures(found).items():
             png = file_of(figure)
@@ -164,8 +159,7 @@ def _config(source: Source) -> dict[str, Any]:
 
 def _known(source: Source, config: Mapping[str, Any], options: Sequence[str]) -> str:
     """Returns what is known of a model, and its values of the options in which two differ."""
-    run = None if source.path is None else run_folder_of(source.path)
-    results = (None if run is None else read_results(run)) or {}
+    results = (None if source.run is None else read_results(source.run)) or {}
     measured = {"test": results.get("test/acc"), "validation": results.get("val/acc")}
     facts = [f"{split} accuracy {100 * value:.2f} %" for split, value in measured.items() if isinstance(value, float)]
     values = options_of(config)
@@ -177,6 +171,5 @@ def _known(source: Source, config: Mapping[str, Any], options: Sequence[str]) ->
 
 def _name(source: Source, others: list[str]) -> str:
     """Returns a name of a model that no other has."""
-    run = None if source.path is None else run_folder_of(source.path)
-    name = source.place if run is None else run.name
+    name = source.place if source.run is None else source.run.name
     return name if name not in others else f"{name} ({source.place})" if source.place != name else f"{name} (again)"

@@ -22,7 +22,7 @@ from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.image_files import ImageFiles, find_images
 from vit_lightning.data.sampling import evaluation_requests
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, named
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.watch import grid_of
 from vit_lightning.limits import at_least, refuse
@@ -227,11 +227,8 @@ class Model:
         return data.model_input(batch.replace(images=batch.images.to(weight.device)), 0).images.to(weight.dtype)
 
     def _run(self, batch: Tensor, function: Callable[[Tensor], Any]) -> Any:
-        try:
-            with torch.no_grad():
-                return function(batch)
-        except UserError as error:
-            raise UserError([f"{self.place}: {problem}" for problem in error.problems]) from error
+        with named(f"{self.place}: "), torch.no_grad():
+            return function(batch)
 
     def _batches(self, images: Images, batch_size: int) -> Iterator[tuple[list[str], Tensor]]:
         """Yields names and prepared images."""

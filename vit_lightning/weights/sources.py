@@ -61,6 +61,11 @@ class Source:
         """The network if it is a ViT of ours."""
         return self.network if isinstance(self.network, ViT) else None
 
+    @property
+    def run(self) -> Path | None:
+        """Folder of the run that trained it."""
+        return None if self.path is None else run_folder_of(self.path)
+
 
 class _Known(NamedTuple):
     """Facts about a model that its place need not tell: arguments of ``open_source``."""
