@@ -24,17 +24,8 @@ ARGUMENTS = ("init_args", "dict_kwargs")
 SWITCHES = ("print_config", "trust", "reset_head", "dry-run", "retry")
 """Flags that need no value: a word behind one is its value only if it is true or false."""
 
-VALUED = {
-    "config": "CONFIG.yaml",
-    "ckpt": "RUN_FOLDER",
-    "out": "NEW_FOLDER",
-    "resume": "auto, must or a run folder",
-    "experiment": "NAME",
-    "init_from": "RUN_FOLDER",
-    "allow-config-change": "OPTION",
-    "wandb-sweep": "FILE.yaml",
-}
-"""Flags whose value is a text, so that true would pass for one, and examples of their values."""
+VALUED = ("config", "ckpt", "out", "resume", "experiment", "init_from", "allow-config-change", "wandb-sweep")
+"""Flags whose value is a text, so that true would pass for one."""
 
 
 def read_flags(arguments: Sequence[str]) -> list[tuple[str, str]]:
@@ -83,7 +74,7 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
             takes = rest[:1] in (["true"], ["false"]) if key in SWITCHES else rest and not rest[0].startswith("--")
             value = rest.pop(0) if takes else "true"
             if not takes and key in VALUED:
-                raise UserError(f"--{key} needs a value: --{key}={VALUED[key]}")
+                raise UserError(f"--{key} needs a value (--{key}=...)")
         elif not value and rest and not rest[0].startswith("-"):
             raise UserError(f"{word} {rest[0]}: there must be no space after the equals sign: {word}{rest[0]}")
         flags.append((key, at_home(value)))
