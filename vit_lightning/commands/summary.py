@@ -86,7 +86,7 @@ def summary(
         shape, batch_size = (data.in_channels, *data.image_size), data.batch_size
     say(table(network, shape, batch_size))
     if experiment is not None:
-        accelerator, precision = experiment.trainer["accelerator"], str(experiment.trainer["precision"])
+        accelerator, precision = experiment.trainer["accelerator"], experiment.trainer["precision"] or "32-true"
         precision = auto_precision(accelerator) if precision == AUTO else precision
         taken = training_bytes(network, shape, batch_size, precision)
         say(row("memory", f"at least {in_bytes(taken)} for a step in {precision}, with optimizer"))
