@@ -7,7 +7,6 @@ import runpy
 import subprocess
 import sys
 
-import pytest
 from runs import REPOSITORY
 
 FILES = {
@@ -70,19 +69,3 @@ def test_no_step_waits_for_a_gpu_and_launches_do_not_grow():
     assert not {name: crossings for name, (crossings, *_) in counted.items() if crossings}
     for name, (_, *launches) in counted.items():
         assert all(map(int.__le__, launches, MOST_LAUNCHES[name])), name
-
-
-@pytest.mark.full
-def test_compiled_code_for_a_gpu_is_one_graph_without_a_convolution():
-    pytest.importorskip("triton")
-    script = REPOSITORY / "experiments" / "benchmarks" / "compiled_counts.py"
-    flags = ["--only", "Ti/4 at 32", "--depth", "1", "--ways", "whole", "--kernels"]
-    said = subprocess.run([sys.executable, script, *flags], capture_output=True, text=True, check=True).stdout
-    (row,) = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| Ti/4")]
-    forward, backward, _, graphs, breaks = map(int, row[2:])
-    assert (graphs, breaks) == (1, 0)
-    assert forward <= 16
-    assert backward <= 36
-    assert said.count("triton_for_fused") == 2, "the casts of weights, and of their gradients"
-    assert "convolution" not in said
-    assert "scaled_dot_product_flash_attention_backward" in said
