@@ -9,7 +9,6 @@ import contextlib
 import csv
 import functools
 import http.server
-import itertools
 import math
 import os
 import pickle
@@ -536,36 +535,6 @@ def test_a_test_is_logged_at_the_step_of_its_checkpoint(tmp_path):
     trainer = Trainer(accelerator="cpu", logger=log_into(tmp_path), enable_progress_bar=False)
     trainer.test(Tested(), alike(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
     assert rows(tmp_path)[-1]["step"] == str(EPOCHS * BATCHES)
-
-
-class Recorded(Callback):
-    """The names of all hooks, in the order of their calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def __getattribute__(self, name):
-        if name.startswith("on_"):
-            self.calls.append(name)
-        return super().__getattribute__(name)
-
-
-@wanted("there is no hook before a batch of training is fetched")
-def test_a_hook_is_called_before_a_batch_is_fetched(tmp_path):
-    hooks = Recorded()
-
-    class Samples(torch.utils.data.Dataset):
-        def __len__(self):
-            return SAMPLES
-
-        def __getitem__(self, index):
-            hooks.calls.append("fetched")
-            return samples()[index]
-
-    train(tmp_path, DataLoader(Samples(), batch_size=1), callbacks=(hooks,), max_epochs=1)
-    calls = [name for name in hooks.calls if name != "on_save_checkpoint"]  # of train's own callback
-    last = [before for before, name in itertools.pairwise(calls) if name == "fetched"]
-    assert last[3] != "on_train_batch_end"
 
 
 @wanted("it looks for keys that are not there", raises=KeyError)
