@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_runs
 import numpy as np
 import processes
 import pytest
@@ -38,17 +37,9 @@ SECRET = "the-secret-of-the-user"
 CODE = "import pathlib; pathlib.Path('../marker').write_text('ran')\nclass Thing:\n    pass\n"
 WORDS = ("x", "auto", "1e999", "ViT", "torch.nn.Linear", "torch.optim.AdamW", "timm.create_model")
 VALUES: tuple[Any, ...] = (*WORDS, "", "a" * 5000, "line\nline", "\x00", "\ud83d", None, [], {}, [[]], {1: 2}, [1, 2])
+VALUES += ("../secret", "/etc/passwd", "/proc/self/environ", "..", "~", "os.system", "evil.Thing", "builtins.eval")
+VALUES += ("torch.hub.load", {"class_path": "subprocess.Popen"}, [{"class_path": "evil.Thing"}])
 VALUES += (0, -1, 7, 2**31, 2**63, 10**400, -0.5, 1e-30, 1e30, math.inf, math.nan, True, {"class_path": "Digits"})
-HOSTILE = ("../secret", "/etc/passwd", "/proc/self/environ", "..", "~", "os.system", "evil.Thing", "builtins.eval")
-HOSTILE += ("torch.hub.load", {"class_path": "subprocess.Popen"}, [{"class_path": "evil.Thing"}])
-PLAN = """
-name: small
-config: c.yaml
-baseline: a
-arms: {a: {}, b: {model.depth: 2}}
-seeds: {first: 0}
-compare: {metric: test/acc, smallest_effect: 0.05, max_seeds: 8}
-"""
 
 
 class Payload:
@@ -66,7 +57,7 @@ def nodes(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from nodes(value, (*path, key))
 
 
-def bend(tree: Any, draw: random.Random, values: tuple[Any, ...] = VALUES + HOSTILE) -> Any:
+def bend(tree: Any, draw: random.Random) -> Any:
     """Returns plain data of which one to three nodes are replaced, removed or renamed; each level is as likely."""
     tree = copy.deepcopy(tree)
     for _ in range(draw.choice((1, 1, 2, 3))):
@@ -74,7 +65,7 @@ def bend(tree: Any, draw: random.Random, values: tuple[Any, ...] = VALUES + HOST
         depth = draw.choice(sorted({len(path) for path in found}) or [0])
         *parents, last = draw.choice([path for path in found if len(path) == depth] or [(None,)])
         if last is None:
-            return draw.choice(values)
+            return draw.choice(VALUES)
         node = tree
         for key in parents:
             node = node[key]
@@ -87,7 +78,7 @@ def bend(tree: Any, draw: random.Random, values: tuple[Any, ...] = VALUES + HOST
             others = value.flatten(), value.flatten()[:0], value * math.nan, value.to("meta"), value.to(torch.int8)
             node[last] = draw.choice((*others, torch.zeros(()).expand(1 << 20, 1 << 20)))
         else:
-            node[last] = copy.deepcopy(draw.choice((*values, [value], str(value)[:99])))
+            node[last] = copy.deepcopy(draw.choice((*VALUES, [value], str(value)[:99])))
     return tree
 
 
@@ -103,7 +94,7 @@ def harm(content: bytes, draw: random.Random) -> bytes:
     return bytes(data if draw.random() < 0.9 else data[: len(data) // 2])
 
 
-def rewrite(path: Path, draw: random.Random, values: tuple[Any, ...] = VALUES + HOSTILE) -> None:
+def rewrite(path: Path, draw: random.Random) -> None:
     """Changes a file by what it holds, plain data or bytes; or puts a folder in its place."""
     content, action = path.read_bytes(), draw.random()
     if action < 0.15:
@@ -113,7 +104,7 @@ def rewrite(path: Path, draw: random.Random, values: tuple[Any, ...] = VALUES + 
         return
     try:
         data = {".json": json.loads, ".yaml": yaml.safe_load}[path.suffix if action < 0.7 else ""](content)
-        text = json.dumps(bend(data, draw, values))  # which is YAML, too
+        text = json.dumps(bend(data, draw))  # which is YAML, too
         path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
     except (KeyError, TypeError, ValueError):
         path.write_bytes(harm(content, draw))
@@ -148,25 +139,6 @@ def weights_case(made: Path, draw: random.Random) -> list[str]:
     return read_by(draw, source.name)
 
 
-def run_case(made: Path, draw: random.Random) -> list[str]:
-    shutil.copytree(made / "run", "run")
-    resumed = draw.random() < 0.5
-    if resumed:
-        Path("run/results.json").unlink()
-    files = sorted(path for path in Path("run").rglob("*") if path.is_file())
-    for path in draw.sample(files, draw.choice((1, 1, 2))):
-        rewrite(path, draw, VALUES if resumed else VALUES + HOSTILE)  # a config that is resumed is the user's own word
-    return ["fit", "--resume=run"] if resumed else read_by(draw, "run")
-
-
-def ledger_case(made: Path, draw: random.Random) -> list[str]:
-    shutil.copytree(made / "study", "study")
-    files = sorted(path for path in Path("study").rglob("*") if path.is_file())
-    for path in [Path("study/ledger.json")] if draw.random() < 0.4 else draw.sample(files, 2):
-        rewrite(path, draw)
-    return ["report", "study"]
-
-
 def read_by(draw: random.Random, source: str) -> list[str]:
     """Returns a command that reads a trained model."""
     fit = ["fit", *SMALL, "--trainer.fast_dev_run=true", f"--init_from={source}"]
@@ -174,20 +146,20 @@ def read_by(draw: random.Random, source: str) -> list[str]:
     return draw.choice((*commands, ["test", f"--ckpt={source}", "--out=test"]))
 
 
-CASES_OF = {"checkpoint": checkpoint_case, "weights": weights_case, "run": run_case, "ledger": ledger_case}
+CASES_OF = {"checkpoint": checkpoint_case, "weights": weights_case}
 """What makes a case in the working folder: the words of a command."""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What cases change: a run, weights of several kinds, an ablation."""
+    """What cases change: a run, weights of several kinds."""
     from vit_lightning.cli import main
 
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("WANDB_MODE", "disabled")
-        assert main(["fit", *SMALL, "--out=run", "--pictures_every_n_epochs=1"]) == 0
+        assert main(["fit", *SMALL, "--out=run"]) == 0
         Path("weights").mkdir()
         for family in ("timm", "hf"):
             assert main(["export", "--ckpt=run", f"--to={family}", f"--out=weights/{family}"]) == 0
@@ -196,9 +168,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez("weights/c.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})
         for name in ("b", "c"):
             shutil.copy("weights/timm/config.json", f"weights/{name}.json")
-        Path("c.yaml").write_text("model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ndata: Digits\n")
-        Path("plan.yaml").write_text(PLAN)
-        fake_runs.pretend("plan.yaml", "study")
     return folder
 
 
