@@ -175,7 +175,7 @@ GRAPH, WHOLE, BLOCKS, EAGER = "CUDA graph", "compiled whole", "compiled by block
 EAGER_STEP = {"forward": 374, "backward": 389, "optimizer": 12}
 """Operators of a ViT of 12 blocks, by ``gpu_counts.py``."""
 COUNTED = {BLOCKS: (50.5, 60), WHOLE: (37, 33), GRAPH: (37, 33)}
-"""Kernels of a block, forward and backward, and all others, counted in Inductor's code (Ti/4), and by ``gpu_counts.py``."""
+"""Kernels of a block, both ways, and all others, counted in Inductor's code (Ti/4), and by ``gpu_counts.py``."""
 
 
 def predict(
