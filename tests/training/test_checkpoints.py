@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.errors import Diverged
-from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, find_checkpoint, load_network, read_checkpoint
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, load_network, read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
 from vit_lightning.training.monitor import FiniteGuard
@@ -57,13 +57,6 @@ def test_best_is_the_first_best_and_last_the_end(tmp_path, mode, best_step):
     fit(tmp_path, Scores(0.1, 0.3, 0.3), config=CheckpointConfig(monitor="chosen", mode=mode))
     assert read_checkpoint(tmp_path / "checkpoints/best.ckpt")["global_step"] == best_step
     assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["global_step"] == 21
-
-
-def test_a_checkpoint_holds_config_and_metrics_as_plain_data(tmp_path):
-    fit(tmp_path, max_epochs=1)
-    checkpoint = read_checkpoint(tmp_path / "checkpoints/last.ckpt")
-    assert checkpoint["config"] == {"seed_everything": 3}
-    assert {"val/acc", "val/loss", "train/acc", "train/loss"} <= set(checkpoint["metrics"])
 
 
 class Writes(Callback):
@@ -111,19 +104,6 @@ def test_time_makes_last_fall_due(tmp_path):
     writes = Writes()
     fit(tmp_path, writes, config=CheckpointConfig(every_minutes=0.0), max_epochs=1, limit_val_batches=0)
     assert [ready for ready, _, _ in writes.moments] == [0, 1, 2, 3, 4, 5, 6, 7, 7]  # 0 is the trial
-
-
-def test_find_checkpoint_prefers_best(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="holds neither"):
-        find_checkpoint(tmp_path)
-    (tmp_path / "checkpoints/last.ckpt").touch()
-    assert find_checkpoint(tmp_path).name == "last.ckpt"
-    (tmp_path / "checkpoints/best.ckpt").touch()
-    assert find_checkpoint(tmp_path).name == "best.ckpt"
-    assert find_checkpoint(tmp_path / "checkpoints/last.ckpt").name == "last.ckpt"
-    with pytest.raises(UserError, match="neither a run folder nor a file"):
-        find_checkpoint(tmp_path / "missing")
 
 
 def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):

@@ -98,15 +98,6 @@ def test_warm_up_counts_epochs_of_optimizer_steps():
     assert rates.rates[:10] == pytest.approx([0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1.0, 1.0, 1.0, 1.0])
 
 
-def test_loaders_of_the_user_s_own_work():
-    rates = Rates()
-    images = TensorDataset(torch.randn(20, 1, 8, 8), torch.arange(20) % 10)
-    run = trainer(callbacks=[rates], max_epochs=2)
-    run.fit(ViTClassifier(small(), optimizer=OptimizerConfig(lr=1.0)), DataLoader(images, batch_size=5))
-    assert len(rates.rates) == 8
-    assert rates.rates[-1] == pytest.approx(0.0)
-
-
 def test_a_schedule_without_an_end_is_refused():
     with pytest.raises(UserError, match="max_epochs"):
         trainer(max_epochs=-1, max_steps=-1).fit(ViTClassifier(small()), Digits())

@@ -6,7 +6,6 @@ import copy
 import json
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -31,11 +30,10 @@ from vit_lightning import (
     accelerate,
 )
 from vit_lightning.cli import main
-from vit_lightning.commands.console import start_lines
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
-from vit_lightning.training.compiled import CAST, JoinedCasts, compile_module, gpu_options
+from vit_lightning.training.compiled import CAST, JoinedCasts, compile_module
 from vit_lightning.training.losses import Distillation, DistillationConfig, Teacher
 from vit_lightning.training.resources import auto_precision, has_fast_bfloat16, is_fast_in_bfloat16
 
@@ -167,8 +165,6 @@ def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, monkeypatch):
     changes, *others = [list((options or {}).values()) for options in given]
     assert [type(change) for change in changes] == ([] if device == CPU else [JoinedCasts])
     assert others == [[]]
-    monkeypatch.setattr("vit_lightning.training.compiled.hasattr", lambda *_: False, raising=False)
-    assert gpu_options() == {}, "of a torch without the hook"
 
 
 @pytest.fixture
@@ -245,15 +241,6 @@ class OwnStep(ViTClassifier):
 def test_cuda_graphs_are_for_one_gpu_and_our_step(kind, device, ranks, here):
     with pytest.raises(UserError, match=here):
         compile_module(kind(ViT(**SIZES)), 4, device, ranks=ranks, replays=True)
-
-
-def test_cuda_graphs_are_refused_before_training_where_the_device_is_no_gpu(in_folder, capsys):
-    given = [*SMALL, "--compile=reduce-overhead", "--trainer.accelerator=auto", "--test=false"]
-    assert resolve(given).config["compile"] == "reduce-overhead"
-    assert resolve([*SMALL, "--compile=true"]).config["compile"] is True
-    if not torch.cuda.is_available():
-        assert main(["fit", *given]) == 2
-        assert "compile=reduce-overhead is for a ViTClassifier on one CUDA GPU" in capsys.readouterr().err
 
 
 def test_a_process_that_has_met_nothing_compiles_a_step_once(monkeypatch):
@@ -347,21 +334,6 @@ def test_a_run_keeps_the_precision_that_auto_chose(in_folder, capsys):
     told = capsys.readouterr().out
     assert f"precision {other} (auto)" in told
     assert f"the run began with precision {other}" in told
-
-
-@pytest.mark.parametrize("deterministic", [True, None])
-def test_a_run_on_a_gpu_says_what_it_needs_to_resume_exactly(deterministic):
-    trainer = SimpleNamespace(
-        strategy=SimpleNamespace(root_device=torch.device("cuda")), world_size=1, precision="32-true"
-    )
-    config = {"module": {"class_path": "vit_lightning.ViTClassifier"}, "model": None}
-    experiment = SimpleNamespace(config=config, trainer={"precision": "32-true", "deterministic": deterministic})
-    with mock.patch("torch.cuda.get_device_name", return_value="H100"):
-        lines = start_lines(experiment, trainer, {"parameters": 1}).splitlines()
-    note = "note        a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"
-    assert lines[2:] == [note] * (not deterministic)
-    trainer.strategy.root_device = torch.device("cpu")
-    assert len(start_lines(experiment, trainer, {"parameters": 1}).splitlines()) == 2
 
 
 def test_deterministic_training_compiles_without_timings():

@@ -110,15 +110,6 @@ def test_a_teacher_gets_images_as_it_learned_from_them():
     assert torch.equal(seen[1], images)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
-def test_other_precisions_learn_from_a_teacher(precision):
-    distillation = Distillation(DistillationConfig("there", "soft"), Teacher(network(2)))
-    module = ViTClassifier(network(1, distillation_token=True), distillation=distillation)
-    trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, precision=precision, enable_checkpointing=False)
-    trainer.fit(module, Digits())
-    assert torch.isfinite(trainer.callback_metrics["train/loss"])
-
-
 def test_a_student_learns_from_a_run_of_ours(in_folder):
     fit(resolve([*SMALL, "--out=teacher", "--ema.decay=0.9", "--test=false"]))
     flags = [*SMALL, "--model.distillation_token=true", "--distillation.teacher=teacher", "--ema.decay=0.5"]

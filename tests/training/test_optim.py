@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -14,7 +12,6 @@ from transformers import get_linear_schedule_with_warmup
 from vit_lightning.errors import UserError
 from vit_lightning.models.vit import ViT
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups
-from vit_lightning.training.optimizers import lr_factor
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -106,38 +103,6 @@ def test_warmup_epochs_may_be_a_fraction_and_end_with_training(epochs, warmup):
     assert used == pytest.approx(expected)
 
 
-def test_steps_equal_those_of_torchs_adamw_with_the_same_settings():
-    torch.manual_seed(0)
-    ours, theirs = nn.Linear(4, 3).double(), nn.Linear(4, 3).double()
-    theirs.load_state_dict(ours.state_dict())
-    before = [weight.detach().clone() for weight in ours.parameters()]
-    config = OptimizerConfig(lr=0.01, weight_decay=0.3, betas=(0.8, 0.95), eps=1e-3, schedule="constant")
-    optimizer, _ = optimizer_and_schedule(ours, config, total_steps=5, steps_per_epoch=5)
-    settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "foreach": False, "fused": False}
-    reference = [
-        torch.optim.AdamW([theirs.weight], weight_decay=0.3, **settings),
-        torch.optim.AdamW([theirs.bias], weight_decay=0.0, **settings),
-    ]
-    inputs = torch.randn(5, 8, 4, dtype=torch.float64)
-    for batch in inputs:
-        for network, optimizers in ((ours, [optimizer]), (theirs, reference)):
-            network.zero_grad()
-            network(batch).square().sum().backward()
-            for each in optimizers:
-                each.step()
-    for weight, expected, start in zip(ours.parameters(), theirs.parameters(), before, strict=True):
-        torch.testing.assert_close(weight, expected, rtol=1e-10, atol=1e-12)
-        assert (weight != start).all()
-
-
-@pytest.mark.parametrize("name", ["lr", "weight_decay", "eps", "warmup_epochs", "min_lr"])
-@pytest.mark.parametrize("value", [-1e-3, math.nan, math.inf])
-def test_bad_numbers_are_errors_with_their_values(name, value):
-    with pytest.raises(UserError) as raised:
-        OptimizerConfig(**{name: value})
-    assert raised.value.problems == [f"{name}={value} must be a finite number, at least 0"]
-
-
 def test_all_problems_are_listed_at_once():
     with pytest.raises(UserError) as raised:
         OptimizerConfig(lr=-1, weight_decay=-1, betas=(2, 2), eps=-1, warmup_epochs=-1, min_lr=-1)
@@ -145,36 +110,17 @@ def test_all_problems_are_listed_at_once():
     assert names == ["lr", "weight_decay", "eps", "warmup_epochs", "min_lr", "betas"]
 
 
-def test_a_floor_above_the_rate_and_a_frozen_network_are_refused():
-    with pytest.raises(UserError, match=r"min_lr=0.01 must not be above lr=0.001"):
-        OptimizerConfig(lr=1e-3, min_lr=1e-2)
+def test_a_frozen_network_is_refused():
     with pytest.raises(UserError, match="all are frozen"):
         parameter_groups(torch.nn.Linear(2, 2).requires_grad_(False), 0.1)
-
-
-def factors(schedule, **settings):
-    settings = {"total_steps": 10, "warmup_steps": 2, "min_factor": 0.1, **settings}
-    return [lr_factor(step, schedule=schedule, **settings) for step in range(settings["total_steps"] + 1)]
 
 
 def sgd():
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
 
 
-def test_line_by_hand():
-    expected = [0.5, 1.0, 0.8875, 0.775, 0.6625, 0.55, 0.4375, 0.325, 0.2125, 0.1, 0.1]
-    assert factors("linear") == pytest.approx(expected, abs=1e-12)
-
-
-def test_wsd_by_hand():
-    expected = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.775, 0.55, 0.325, 0.1, 0.1]
-    assert factors("wsd", decay_steps=4) == pytest.approx(expected, abs=1e-12)
-
-
 def test_warmup_begins_where_it_is_told():
-    expected = [0.4, 0.6, 0.8, 1.0, 1.0]
-    assert factors("constant", total_steps=4, warmup_steps=4, warmup_factor=0.2) == pytest.approx(expected, abs=1e-12)
-    assert rates(schedule="constant", warmup_steps=4, warmup_lr=0.2)[:4] == pytest.approx(expected[:4])
+    assert rates(schedule="constant", warmup_steps=4, warmup_lr=0.2)[:5] == pytest.approx([0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("warmup", [{"warmup_epochs": 0.5}, {"warmup_steps": 5}, {"warmup_fraction": 0.25}], ids=str)

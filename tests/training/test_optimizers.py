@@ -97,7 +97,7 @@ def test_muon_is_torch_s_with_torch_s_adamw_for_the_rest():
         ("sgd", {"momentum": 0.7, "nesterov": True}, torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
         ("sgd", {}, torch.optim.SGD, {"momentum": 0.9}),
         ("adam", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-6}),
-        ("adamw", {}, torch.optim.AdamW, {}),
+        ("adamw", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-6}),
     ],
     ids=str,
 )
@@ -149,11 +149,6 @@ def test_muon_of_networks_of_others():
             UserError, match=r"name=muon: ResNet has no matrices before its classifier \(choose adamw\)"
         ):
             muon_matrices(resnet18())
-
-
-def test_layer_decay_needs_a_network_that_knows_its_depth():
-    with torch.device("meta"), pytest.raises(UserError, match=r"layer_decay=0.5 needs a ViT: ResNet does not say"):
-        parameter_groups(resnet18(), 0.1, layer_decay=0.5)
 
 
 def test_compiled_networks_have_the_same_groups():

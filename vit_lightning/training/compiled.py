@@ -104,12 +104,7 @@ def compile_module(
 
 def gpu_options() -> dict[str, Any]:
     """Returns settings of Inductor for what runs on a GPU: casts of weights and of gradients are one kernel each."""
-    from torch._inductor import config as inductor
-
-    hook = "post_grad_custom_post_pass"
-    if not hasattr(inductor, hook):  # of another torch, whose code then has a kernel for each cast
-        return {}
-    return {hook: JoinedCasts()}
+    return {"post_grad_custom_post_pass": JoinedCasts()}
 
 
 def changed_steps(kind: type[Any]) -> list[str]:
