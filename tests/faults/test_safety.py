@@ -172,41 +172,6 @@ def with_config(changes: dict, trained: Path, path: Path) -> Path:
     return sealed_file({**contents, "config": config}, path)
 
 
-CALLBACK = {"class_path": "lightning.pytorch.callbacks.LambdaCallback", "init_args": {"on_fit_start": "NAME"}}
-PLACES: dict[str, tuple[str, object]] = {
-    "model": ("model", {"class_path": "NAME"}),
-    "data": ("data.class_path", "NAME"),
-    "callbacks": ("trainer.callbacks", [{"class_path": "NAME", "init_args": {}}]),
-    "logger": ("trainer.logger", {"class_path": "NAME", "init_args": {}}),
-    "augment": ("data.init_args.augment", [{"class_path": "RandomCrop", "padding": 1}, {"class_path": "NAME"}]),
-    "far down": ("model.init_args.block", {"init_args": {"norm": [{"class_path": "NAME"}]}}),
-    "argument of a callback": ("trainer.callbacks", [CALLBACK]),
-}
-"""Places in a config, and what stands there."""
-
-
-def named(where: str, name: str) -> dict:
-    key, value = PLACES[where]
-    return {key: json.loads(json.dumps(value).replace("NAME", name))}
-
-
-@pytest.mark.parametrize(
-    ("where", "name"),
-    [
-        *((where, "foreign.Thing") for where in PLACES),
-        ("argument of a callback", "torchvision.datasets.utils.os.system"),
-        *(("model", name) for name in ("torch.hub.load", "lightning.pytorch.LightningModule.load_from_checkpoint")),
-    ],
-)
-def test_row_25_what_the_config_of_a_checkpoint_names_is_neither_imported_nor_called(
-    foreign, tmp_path, trained, where, name
-):
-    with_config(named(where, name), trained, tmp_path / "evil.ckpt")
-    text = refused(tmp_path, "test", "--ckpt=evil.ckpt")
-    assert name in text
-    assert "--trust" in text
-
-
 INTO_HOME = {"dirpath": "HOME", "filename": "bashrc"}
 ELSEWHERE: dict[str, dict[str, object]] = {
     "out": {"out": "HOME/new"},
@@ -231,18 +196,6 @@ def test_row_25_the_config_of_a_checkpoint_writes_nothing_elsewhere(tmp_path, tr
     with_config(json.loads(json.dumps(ELSEWHERE[what]).replace("HOME", str(home))), trained, folder / "evil.ckpt")
     assert harness.command(folder, "test", "--ckpt=evil.ckpt", WANDB_MODE="disabled") == 0, harness.log(folder)
     assert {path.name: path.read_text() for path in home.iterdir()} == {"test-bashrc.txt": "mine"}
-
-
-def test_row_25_with_trust_such_a_config_would_run(foreign, tmp_path, trained, marker):
-    with_config(named("callbacks", "foreign.Thing"), trained, tmp_path / "evil.ckpt")
-    harness.command(tmp_path, "test", "--ckpt=evil.ckpt", "--trust", WANDB_MODE="disabled")
-    assert marker.exists(), "the module is none that could have been imported"
-
-
-def test_row_25_the_word_of_the_user_imports_what_it_names(foreign, tmp_path, trained, marker):
-    flags = '--trainer.callbacks=[{"class_path": "foreign.Thing"}]', "--trainer.max_epochs=1", "--test=false"
-    assert harness.command(tmp_path, "fit", *RUN, *flags, WANDB_MODE="disabled") == 0, harness.log(tmp_path)
-    assert marker.exists()
 
 
 def test_row_23_hyper_parameters_build_nothing(foreign, tmp_path, trained, marker):
@@ -329,10 +282,3 @@ def test_row_26_a_config_that_holds_a_secret_is_refused(tmp_path, name):
     assert "wandb.tags.1" in text
     assert name in text
     assert SECRETS[name] not in text
-
-
-@pytest.mark.parametrize("key", ["wandb.notes", "model.depth"])
-def test_row_26_a_flag_that_holds_a_secret_is_refused(tmp_path, key):
-    text = refused(tmp_path, "fit", *RUN, f"--{key}={SECRETS['HF_TOKEN']}", **SECRETS)
-    assert SECRETS["HF_TOKEN"] not in text
-    assert not (tmp_path / "run").exists()

@@ -163,24 +163,6 @@ def test_google_s_models_equal_plain_einsums_over_their_own_weights(family, more
     torch.testing.assert_close(vit(batch), expected, rtol=0, atol=1e-10)
 
 
-def test_older_vit_pytorch_keeps_its_class_token_in_the_mean():
-    vit, state, config = fresh("vit_pytorch", pool="mean")
-    older = dict(state)
-    generator = torch.Generator().manual_seed(1)
-    older["cls_token"] = torch.randn(1, 1, 16, generator=generator)
-    older["pos_embedding"] = torch.randn(1, 5, 16, generator=generator)
-    network = from_reference(older, family="vit_pytorch", config=config).eval()
-    tokens = network.forward_features(images(2, 3, 8, 8))
-    assert tokens.shape == (2, 5, 16)
-    torch.testing.assert_close(network(images(2, 3, 8, 8)), network.head.linear(tokens.mean(dim=1)))
-    back, _ = to_reference(network, family="vit_pytorch", layout={"version": "older"})
-    assert all(torch.equal(back[name], older[name]) for name in older)
-    with pytest.raises(UserError, match="class_token=True: vit_pytorch cannot express it"):
-        to_reference(network, family="vit_pytorch")
-    assert state["cls_token"].shape == (0, 16)
-    assert vit.prefix_tokens == 0
-
-
 def tutorial_attention(tokens, state, variant):
     """Computes the tutorial's two attentions from weights under its names."""
     if variant.startswith("fused"):

@@ -12,9 +12,7 @@ import torch
 from runs import SHARED
 from torch import nn
 
-from vit_lightning.models.resize import resize
-from vit_lightning.weights import FAMILIES, from_reference, to_reference
-from vit_lightning.weights.convert import WRITTEN
+from vit_lightning.weights import from_reference
 
 GOLDEN = SHARED / "golden"
 FAMILY_OF_FOLDER = {
@@ -106,43 +104,6 @@ def test_logits_and_loss_in_float64_and_float32(model):
     torch.testing.assert_close(loss, tensors["output_f64/loss"], rtol=0, atol=atol)
 
 
-def test_it_goes_back_bit_for_bit(model):
-    path, about, state, _, vit = model
-    if family_of(path) not in WRITTEN:
-        pytest.skip("this family is read alone")
-    table = FAMILIES[family_of(path)]
-    layout = table.find_layout({name: tuple(value.shape) for name, value in state.items()})
-    back, config = to_reference(vit, family=family_of(path), layout=layout)
-    assert table.read(config, layout) == table.read(about["config"], layout)
-    assert set(back) == set(state)
-    for name, tensor in back.items():
-        given = torch.as_tensor(state[name])
-        assert tensor.dtype is given.dtype
-        assert torch.equal(tensor, given), name
-
-
-def test_gradients_have_the_reference_s_norms(model):
-    path, about, state, tensors, vit = model
-    wanted = about.get("gradient", {}).get("l2_norm_per_parameter")
-    if not wanted or family_of(path) not in WRITTEN:
-        pytest.skip("this file has no gradients, or this family is read alone")
-    exact = copy.deepcopy(vit).double()
-    nn.functional.cross_entropy(exact(tensors["input/x"].double()), tensors["input/labels"]).backward()
-    gradients = copy.deepcopy(exact)
-    with torch.no_grad():  # gradients in the place of weights have the reference's names and shapes after the way back
-        for weight, other in zip(gradients.parameters(), exact.parameters(), strict=True):
-            weight.copy_(other.grad)
-    layout = FAMILIES[family_of(path)].find_layout({name: tuple(value.shape) for name, value in state.items()})
-    memory = {"names": "memory"} if family_of(path) == "hf" else {}
-    named, _ = to_reference(gradients, family=family_of(path), layout=layout | memory)
-    prefix = about.get("checkpoint_layout", {}).get("prefix", "")
-    norms = {name.removeprefix(prefix): tensor.norm().item() for name, tensor in named.items()}
-    assert set(norms) == set(wanted)
-    rtol = 1e-5 if path.stem.startswith("simplevit") else 1e-8
-    for name, norm in wanted.items():
-        assert norms[name] == pytest.approx(norm, rel=rtol, abs=1e-10), name
-
-
 DISTILLED = [path for path in MODELS if "distilled" in path.stem]
 
 
@@ -154,22 +115,3 @@ def test_distilled_files_have_both_heads(model):
     of_class, of_teacher = exact(tensors["input/x"].double())
     torch.testing.assert_close(of_class, tensors["output_f64/logits_cls"], rtol=0, atol=1e-10)
     torch.testing.assert_close(of_teacher, tensors["output_f64/logits_dist"], rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("posemb/*.json")), ids=lambda path: path.stem)
-def test_position_tables_are_resized_as_by_timm(path, interpolation):
-    from safetensors.torch import load_file
-
-    config = json.loads(path.read_text())["config"]
-    tensors = load_file(path.with_suffix(".safetensors"))
-    table, wanted, prefix = (
-        tensors["input/pos_embed"],
-        tensors[f"output_f64/timm_{interpolation}_antialias"],
-        config["prefix_tokens"],
-    )
-    old, new = tuple(config["old_grid"]), tuple(config["new_grid"])
-    exact = resize(table.double(), old, new, prefix, interpolation)
-    torch.testing.assert_close(exact, wanted.double(), rtol=0, atol=1e-10)
-    single = resize(table, old, new, prefix, interpolation)
-    torch.testing.assert_close(single, tensors[f"output/timm_{interpolation}_antialias"], rtol=0, atol=1e-5)

@@ -7,14 +7,13 @@ import json
 import pytest
 import torch
 from references import fresh
-from runs import SHARED
 
 from vit_lightning import RotaryAttention, SeparateAttention, UserError, ViT
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
-from vit_lightning.weights.files import WeightsFile, read_weights
+from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.identify import identify
 from vit_lightning.weights.options import OPTIONS, build, describe, model_config
 from vit_lightning.weights.tables import find_names, to_theirs
@@ -72,21 +71,6 @@ def test_the_linear_embedding_of_the_tutorial_goes_both_ways():
     assert torch.equal(conv["0.projection.0.weight"], kernel)
 
 
-@pytest.mark.skipif(not (SHARED / "golden").exists(), reason="the reference files are not here")
-@pytest.mark.parametrize("name", ["big_vision/bv_map_sincos2d", "big_vision/bv_gap_learn", "google_vit/gv_token_rep"])
-def test_files_of_jax(name):
-    from safetensors.torch import load_file
-
-    path = SHARED / "golden" / f"{name}.npz"
-    about = json.loads(path.with_suffix(".json").read_text())
-    file = read_weights(path)
-    vit, found = opened(file, {"image_size": about["config"]["image_size"]})
-    tensors = load_file(path.with_suffix(".io.safetensors"))
-    logits = vit.double()(tensors["input/x_nhwc"].permute(0, 3, 1, 2).double())
-    torch.testing.assert_close(logits, tensors["output_f64/logits"], rtol=0, atol=1e-10)
-    assert found.family == name.split("_")[0] if "google" in name else found.family == "big_vision"
-
-
 @pytest.mark.parametrize(
     ("family", "width", "depth", "patch", "heads"),
     [("timm", 1280, 2, 14, 20), ("timm", 1280, 32, 14, 16), ("dinov2", 384, 12, 14, 6), ("dinov2", 1024, 24, 14, 16)],
@@ -127,30 +111,6 @@ def test_what_tensors_do_not_tell_is_asked_for():
     with pytest.raises(UserError, match=r"7 positions are no square of patches: give config=\{'img_size'"):
         identify(read(state), {"num_heads": 2})
     assert opened(read(state), {"num_heads": 2, "img_size": [8, 12]})[0].image_size == (8, 12)
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [("7", "is missing"), ("9" * 9, "is unexpected"), ("9" * 5000, "is unexp")],
-    ids=["gap", "huge", "endless"],
-)
-def test_numbers_of_blocks_are_not_believed(number, message):
-    _, state, _ = fresh("timm")
-    state[f"blocks.{number}.norm1.bias"] = torch.ones(16)
-    with pytest.raises(UserError, match=message):
-        identify(read(state), {"num_heads": 2})
-
-
-def test_sizes_that_a_description_claims_are_not_believed():
-    _, state, config = fresh("big_vision", posemb="sincos2d")
-    for more, message in (
-        ({"depth": 10**9}, "must be at most 500"),
-        ({"image_size": [10**6, 10**6]}, "at most 1,048,576"),
-    ):
-        beside = {"family": "big_vision", "config": {**config, **more}}
-        with pytest.raises(UserError, match=message):
-            identify(WeightsFile("weights", None, state, beside))
-    assert identify(WeightsFile("weights", None, state, {"family": "big_vision", "config": config})).notes == ()
 
 
 def test_foreign_weights_are_named():
