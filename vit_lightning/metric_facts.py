@@ -147,8 +147,6 @@ LOGGED = {
         "val/knn_acc": Logged("accuracy of nearest neighbours, by `KNNProbe`"),
         "val/linear_acc": Logged("accuracy of a linear classifier, by `LinearProbe`"),
         "val/linear_lr": Logged("its learning rate, the best on these images"),
-        "crate/coding_rate/N": Logged("coding rate (nats) after a block's attention, first batch, by `CrateMeasures`"),
-        "crate/sparsity/N": Logged("fraction that is not 0 after a block's ISTA, likewise"),
     },
     "Once, over the test images, each once over all ranks, by the best checkpoint": {
         "test/loss": Logged("cross entropy (nats)"),
