@@ -24,6 +24,7 @@ from vit_lightning.data.per_image import PerImage as PerImage
 from vit_lightning.data.policies import AutoAugment as AutoAugment
 from vit_lightning.data.policies import RandAugment as RandAugment
 from vit_lightning.data.policies import ThreeAugment as ThreeAugment
+from vit_lightning.data.policies import TimmRandAugment as TimmRandAugment
 from vit_lightning.data.policies import TrivialAugment as TrivialAugment
 from vit_lightning.data.small_sets import CIFAR10 as CIFAR10
 from vit_lightning.data.small_sets import CIFAR100 as CIFAR100

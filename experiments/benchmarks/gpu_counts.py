@@ -61,6 +61,7 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     "ColorJitter with hue": lambda: vit_lightning.ColorJitter(hue=0.1),
     "AutoAugment": vit_lightning.AutoAugment,
     "RandAugment": vit_lightning.RandAugment,
+    "TimmRandAugment": vit_lightning.TimmRandAugment,
     "TrivialAugment": vit_lightning.TrivialAugment,
     "ThreeAugment": vit_lightning.ThreeAugment,
 }

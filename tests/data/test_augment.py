@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torchvision.transforms import v2
 
-from vit_lightning import AutoAugment, ColorJitter, RandAugment, ThreeAugment, TrivialAugment
+from vit_lightning import AutoAugment, ColorJitter, RandAugment, ThreeAugment, TimmRandAugment, TrivialAugment
 from vit_lightning.data import augment
 from vit_lightning.data.augment import (
     HorizontalFlip,
@@ -127,7 +127,7 @@ BATCHES |= {str(shape): lambda shape=shape: noise(200, *shape) for shape in [(45
 CHANGES = [
     *(RandomCrop(2), HorizontalFlip(), RandomResizedCrop(), RandomErasing(0.7), RandomErasing(0.7, fill="black")),
     *(RandomAffine(), ColorJitter(hue=0.1), RandAugment(3, 9), RandAugment(1, 30), TrivialAugment(), ThreeAugment()),
-    *(AutoAugment(), AutoAugment("imagenet", fill=128)),
+    *(AutoAugment(), AutoAugment("imagenet", fill=128), TimmRandAugment(3), TimmRandAugment(4, 10, 0, False, 1.0)),
 ]
 
 

@@ -16,6 +16,7 @@ from vit_lightning import (
     RandomErasing,
     RandomResizedCrop,
     ThreeAugment,
+    TimmRandAugment,
     TrivialAugment,
 )
 from vit_lightning import random_keys as drawing
@@ -24,8 +25,14 @@ from vit_lightning.data.batch_transform import BatchTransform
 from vit_lightning.data.batches import Batch
 
 CHANGES = [
-    pytest.param([AutoAugment(fill=99), RandomCrop(2), HorizontalFlip(), RandAugment(), RandomErasing(0.5)], id="crop"),
-    pytest.param([RandomResizedCrop(), TrivialAugment(), RandomAffine()], id="resized crop", marks=pytest.mark.full),
+    pytest.param(
+        [AutoAugment(fill=99), RandomCrop(2), HorizontalFlip(), TimmRandAugment(), RandomErasing(0.5)], id="crop"
+    ),
+    pytest.param(
+        [RandomResizedCrop(), TrivialAugment(), RandomAffine(), RandAugment()],
+        id="resized crop",
+        marks=pytest.mark.full,
+    ),
     pytest.param([ThreeAugment(), ColorJitter(hue=0.1)], id="colours", marks=pytest.mark.full),
 ]
 

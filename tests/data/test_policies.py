@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import re
+from collections import Counter
+from statistics import NormalDist
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_image
+from timm.data import auto_augment
 from torchvision.transforms import autoaugment, v2
 
-from vit_lightning import AutoAugment, RandAugment, ThreeAugment, TrivialAugment, UserError
+from vit_lightning import AutoAugment, RandAugment, ThreeAugment, TimmRandAugment, TrivialAugment, UserError
 from vit_lightning.data import operations
 from vit_lightning.data.policies import DRAWN, OPERATIONS, SIGNED, sub_policies
-from vit_lightning.random_keys import sample_keys, uniform
+from vit_lightning.random_keys import mix, sample_keys, uniform
 
 
 def images(count, height=32, width=32, channels=3):
@@ -169,6 +176,44 @@ def test_autoaugment_is_torchvision_s_for_the_same_draws(monkeypatch, photograph
 def test_autoaugment_names_a_wrong_policy():
     with pytest.raises(UserError, match=r"augment.AutoAugment.policy=cifar must be one of cifar10, imagenet"):
         AutoAugment("cifar")
+
+
+ROUNDED = ("AutoContrast", "Color", "Contrast")
+"""What Pillow rounds otherwise than torchvision, by a level of 255, or two where the mean is rounded too."""
+
+
+@pytest.mark.parametrize("words", ["m9-mstd0.5-inc1", "m10-mstd1-inc0", "m0-inc0-p1", "m0-inc1-p0.8"])
+def test_timm_s_randaugment_is_timm_s_for_the_same_draws(monkeypatch, photograph, words):
+    """Of pixels from the nearest place."""
+    options = dict(re.findall(r"([a-z]+)([\d.]+)", words))
+    std, p = float(options.get("mstd", 0)), float(options.get("p", 0.5))
+    ours = TimmRandAugment(1, float(options["m"]), std, options["inc"] == "1", p, fill=99)
+    hints = {"interpolation": Image.Resampling.NEAREST, "img_mean": (99, 99, 99)}
+    theirs = auto_augment.rand_augment_transform(f"rand-n1-{words}", hints)
+    names, given = list(OPERATIONS), photograph.repeat(4, 1, 1, 1)
+    by_name = {re.sub("Increasing|Rel", "", operation.name): operation for operation in theirs.ops}
+    assert by_name.keys() == set(names[1:])
+    changed = ours(given, keys(len(given)))
+    posterize, black = ImageOps.posterize, Image.new("RGB", (32, 32))  # newer ones refuse 0 bits, which timm gives
+    monkeypatch.setattr(ImageOps, "posterize", lambda image, bits: posterize(image, bits) if bits else black)
+    wrong, off = Counter(), Counter()
+    for image, result, (draw, sign, bin_, chance) in zip(
+        given, changed, uniform(mix(keys(len(given)), 0), range(1, 5)).T.tolist(), strict=True
+    ):
+        name, level = names[1 + int(15 * draw)], NormalDist().inv_cdf((int(31 * bin_) + 0.5) / 31)
+        negative = (sign < 0.5) != name.startswith("Translate")  # which goes the other way
+        draws = iter([chance] * (p < 1) + [float(negative)])
+        monkeypatch.setattr("random.random", lambda draws=draws: next(draws))
+        monkeypatch.setattr("random.gauss", lambda mean, std, level=level: mean + std * level)
+        monkeypatch.setattr("numpy.random.choice", lambda *_, one=by_name[name], **__: [one])
+        expected = torch.from_numpy(np.array(theirs(Image.fromarray(image.permute(1, 2, 0).numpy())))).permute(2, 0, 1)
+        apart = (expected.int() - result.int()).abs()
+        wrong[name] += int((apart > 0).any(0).sum())
+        off[name] = max(off[name], int(apart.max()))
+    assert wrong.keys() == set(names[1:])
+    assert {name for name in wrong if wrong[name]} <= {*ROUNDED, "Rotate"}
+    assert wrong["Rotate"] < 10, "ties"
+    assert max(off[name] for name in ROUNDED) <= 2
 
 
 def test_three_augment_gives_each_change_to_a_third():

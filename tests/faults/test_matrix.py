@@ -45,6 +45,7 @@ def in_list(option: str, *names: str, **arguments: Any) -> dict[str, tuple[str, 
 PARTS: dict[str, tuple[str, ...]] = {
     **in_list("data.augment", "HorizontalFlip", "RandAugment", "RandomAffine", "TrivialAugment", "RandomErasing"),
     **in_list("data.augment", "RandomResizedCrop", "AutoAugment", "ThreeAugment", "ColorJitter"),
+    **in_list("data.augment", "TimmRandAugment"),
     **in_list("data.augment", "RandomCrop", padding=1),
     **in_list("data.augment", "PerImage", transform="torchvision.transforms.v2.RandomHorizontalFlip"),
     **in_list("data.augment", "torchvision.transforms.v2.RandomRotation", degrees=9),

@@ -275,9 +275,14 @@ def posterize(images: Tensor, bits: Tensor) -> Tensor:
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Inverts pixels of at least ``threshold`` (0 to 255)."""
-    inverted = images >= _each(threshold).ceil().to(torch.uint8)
+    """Inverts pixels of at least ``threshold`` (0 to 256)."""
+    inverted = images >= _each(threshold).ceil().to(torch.int16)
     return images ^ inverted.view(torch.uint8).neg()
+
+
+def solarize_add(images: Tensor, amount: Tensor) -> Tensor:
+    """Makes pixels below 128 lighter by ``amount``, at most 128."""
+    return images + (images < 128) * amount.to(torch.uint8)[:, None, None, None]
 
 
 def autocontrast(images: Tensor) -> Tensor:
@@ -328,12 +333,15 @@ def apply_at_once(images: Tensor, sources: Tensor, parameters: Tensor, fill: int
     Args:
         images: (b, c, H, W), uint8.
         sources: (b, H * W), int64: the pixel that comes to each place, counted from 1; 0 is ``fill``.
-        parameters: (b, 8), float32: the three of ``blended``; weight of what sharpening adds; 1 / 255 to stretch the
-            contrast, else 0; the bits that are kept, as a number; the smallest value that is inverted; 1 to equalize.
+        parameters: (b, 8 or 9), float32: the three of ``blended``; weight of what sharpening adds; 1 / 255 to stretch
+            the contrast, else 0; the bits that are kept, as a number; the smallest value that is inverted; 1 to
+            equalize; what is added to values below 128.
     """
     moved = F.pad(images.flatten(2), [1, 0], value=fill).gather(2, sources[:, None].expand(-1, images.shape[1], -1))
     pixels = moved.view_as(images).float()
-    ratio, by_gray, by_mean, by_edges, by_range, kept, inverted, even = parameters[..., None, None, None].unbind(1)
+    ratio, by_gray, by_mean, by_edges, by_range, kept, inverted, even, *added = parameters[
+        ..., None, None, None
+    ].unbind(1)
     changed = blended(pixels, ratio, by_gray, by_mean)
     if min(images.shape[-2:]) > 2:
         inner = pixels[..., 1:-1, 1:-1]
@@ -343,4 +351,7 @@ def apply_at_once(images: Tensor, sources: Tensor, parameters: Tensor, fill: int
     step = (high - low) * by_range
     same = step == 0.0
     changed = _bytes((changed - low.masked_fill(same, 0.0)) / step.masked_fill(same, 1.0)) & kept.to(torch.uint8)
-    return equalize(torch.where(changed >= inverted, 255 - changed, changed), even[..., 0] > 0)
+    changed = torch.where(changed >= inverted, 255 - changed, changed)
+    if added:
+        changed = solarize_add(changed, added[0][:, 0, 0, 0])
+    return equalize(changed, even[..., 0] > 0)

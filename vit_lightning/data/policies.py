@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -29,8 +30,10 @@ OPERATIONS: dict[str, operations.Change] = {
     "AutoContrast": lambda images, _: operations.autocontrast(images),
     "Equalize": lambda images, _: operations.equalize(images),
     "Invert": lambda images, _: images.bitwise_not(),
+    "SolarizeAdd": operations.solarize_add,
 }
-SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
+COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
+SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *COLOURS)
 """Operations whose magnitude is negated for half of the images."""
 DRAWN = 14
 """The first operations, of which torchvision's RandAugment and TrivialAugment draw."""
@@ -52,21 +55,49 @@ class Scale(NamedTuple):
 
     def table(self) -> Tensor:
         """Returns (operations, bins, 2) magnitudes, float64: as they are, and negated where an operation has a sign."""
-        table = torch.zeros(len(OPERATIONS), self.bins, dtype=torch.float64)
-        for name, largest in self.largest:
-            table[list(OPERATIONS).index(name)] = torch.linspace(0.0, largest, self.bins)
+        rows = {name: torch.linspace(0.0, largest, self.bins) for name, largest in self.largest}
         lost = torch.arange(self.bins) / ((self.bins - 1) / self.posterized_bits)
-        table[list(OPERATIONS).index("Posterize")] = (8 - lost).round()
-        table[list(OPERATIONS).index("Solarize")] = torch.linspace(1.0, 0.0, self.bins)
-        sign = torch.tensor([-1.0 if name in SIGNED else 1.0 for name in OPERATIONS])
-        both = torch.stack([table, table * sign[:, None]], dim=-1)
-        return both if self.bin is None else both[:, self.bin : self.bin + 1]
+        table = _both_signs(rows | {"Posterize": (8 - lost).round(), "Solarize": torch.linspace(1.0, 0.0, self.bins)})
+        return table if self.bin is None else table[:, self.bin : self.bin + 1]
 
 
-def apply_operations(images: Tensor, rows: Tensor, scale: Scale) -> Tensor:
+class TimmScale(NamedTuple):
+    """Magnitudes of timm's operations: equally likely ones of a normal distribution, each in a bin."""
+
+    size: torch.Size
+    magnitude: float
+    std: float
+    increasing: bool
+    fill: int
+
+    @property
+    def bins(self) -> int:
+        return 31 if self.std else 1
+
+    def table(self) -> Tensor:
+        """Returns (operations, bins, 2) magnitudes as a ``Scale`` does."""
+        quantiles = torch.special.ndtri((torch.arange(self.bins, dtype=torch.float64) + 0.5) / self.bins)
+        level = (self.magnitude + self.std * quantiles).clamp(0.0, 10.0) / 10
+        kept, threshold, colour = (level * 4).trunc(), (level * 256).trunc(), level * 1.8 - 0.9
+        if self.increasing:
+            kept, threshold, colour = 4 - kept, 256 - threshold, level * 0.9
+        rows = {"ShearX": level * 0.3, "ShearY": level * 0.3, "Rotate": level * 30.0, "Posterize": kept}
+        rows |= {f"Translate{axis}": (level * 0.45 * side).round() for axis, side in zip("YX", self.size, strict=True)}
+        rows |= {"Solarize": threshold / 255.0, "SolarizeAdd": (level * 110).trunc(), **dict.fromkeys(COLOURS, colour)}
+        return _both_signs(rows, SIGNED if self.increasing else MOVES)
+
+
+def _both_signs(rows: dict[str, Tensor], signed: Collection[str] = SIGNED) -> Tensor:
+    none = torch.zeros_like(rows["Posterize"])
+    table = torch.stack([rows.get(name, none) for name in OPERATIONS]).double()
+    sign = torch.tensor([-1.0 if name in signed else 1.0 for name in OPERATIONS])
+    return torch.stack([table, table * sign[:, None]], dim=-1)
+
+
+def apply_operations(images: Tensor, rows: Tensor, scale: Scale | TimmScale) -> Tensor:
     """Applies operations, one after the other; ``rows`` (operations, b) numbers those of ``scale.table``, flattened."""
     if operations.host_chooses(images):
-        magnitudes = constant(images.device, Scale.table, scale)
+        magnitudes = constant(images.device, type(scale).table, scale)
         changes = {n: _filled(name, scale.fill) for n, name in enumerate(OPERATIONS)}
         for row in rows:
             which, magnitude = row // magnitudes[0].numel(), magnitudes.flatten()[row]
@@ -87,7 +118,7 @@ def _filled(name: str, fill: int) -> operations.Change:
     return (lambda images, magnitude: change(images ^ fill, magnitude) ^ fill) if fill and name in MOVES else change
 
 
-def _sources(scale: Scale, height: int, width: int) -> Tensor:
+def _sources(scale: Scale | TimmScale, height: int, width: int) -> Tensor:
     """Returns what ``operations.apply_at_once`` takes for each row of a scale up to Rotate, and last for all others.
 
     Both forms thus take the same pixels, also where a place is midway between two. (rows + 1, H * W), int32: 3 MB for
@@ -102,12 +133,12 @@ def _sources(scale: Scale, height: int, width: int) -> Tensor:
     return torch.cat([*moved, numbers]).flatten(1).int()
 
 
-def _parameters(scale: Scale, channels: int) -> Tensor:
-    """Returns the parameters of ``operations.apply_at_once`` for each row of a scale, (rows, 8)."""
+def _parameters(scale: Scale | TimmScale, channels: int) -> Tensor:
+    """Returns the parameters of ``operations.apply_at_once`` for each row of a scale, (rows, 8 or 9)."""
     rows = []
     for name, of_name in zip(OPERATIONS, scale.table().flatten(1), strict=True):
         for m in of_name.tolist():
-            row = [1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0]
+            row = [1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0, 0.0]
             if name == "Brightness" or (name == "Color" and channels == 3) or name == "Contrast":
                 row[:3] = 1.0 + m, -m * (name == "Color"), -m * (name == "Contrast")
             elif name == "Sharpness":
@@ -120,15 +151,18 @@ def _parameters(scale: Scale, channels: int) -> Tensor:
                 row[6] = 255.0 * m
             elif name == "Equalize":
                 row[7] = 1.0
+            elif name == "SolarizeAdd":
+                row[8] = m
             rows.append(row)
-    return torch.tensor(rows, dtype=torch.float64).float()
+    table = torch.tensor(rows, dtype=torch.float64).float()
+    return table if table[:, 8].any() else table[:, :8]
 
 
 def _torchvision_s(size: torch.Size) -> tuple[tuple[str, float], ...]:
     """Returns the largest magnitudes of torchvision's AutoAugment and RandAugment for images of a size."""
     largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
     largest |= {"TranslateX": 150 / 331 * size[1], "TranslateY": 150 / 331 * size[0]}
-    largest |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
+    largest |= dict.fromkeys(COLOURS, 0.9)
     return tuple(largest.items())
 
 
@@ -208,13 +242,54 @@ class RandAugment(Augmentation):
         return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), 4, self.magnitude))
 
 
+class TimmRandAugment(Augmentation):
+    """RandAugment as timm has it: 15 operations, each with a probability, of a magnitude with noise.
+
+    The defaults are ``rand-m9-mstd0.5-inc1``. The noise has 31 equally likely values, and pixels come from the nearest
+    place in place of bilinear or bicubic means.
+
+    Args:
+        num_ops: operations that are drawn for each image, one after the other.
+        magnitude: mean of their strength, 0 to 10.
+        std: standard deviation of the strength.
+        increasing: all operations change more with more strength; else posterizing, solarizing and colours do not.
+        p: probability of each of the operations drawn.
+        fill: value of the pixels that come from outside.
+    """
+
+    def __init__(
+        self,
+        num_ops: int = 2,
+        magnitude: float = 9.0,
+        std: float = 0.5,
+        increasing: bool = True,
+        p: float = 0.5,
+        fill: int = 128,
+    ) -> None:
+        within = problems_of(
+            ("magnitude", magnitude, 0 <= magnitude <= 10, "between 0 and 10"),
+            ("p", p, 0.0 <= p <= 1.0, "between 0 and 1"),
+            ("fill", fill, 0 <= fill <= 255, "between 0 and 255"),
+        )
+        refuse(at_least(1, num_ops=num_ops), at_least(0, std=std), within, prefix="augment.TimmRandAugment.")
+        self.num_ops, self.magnitude, self.std, self.increasing = num_ops, magnitude, std, increasing
+        self.p, self.fill = p, fill
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        scale = TimmScale(images.shape[-2:], self.magnitude, self.std, self.increasing, self.fill)
+        draw, sign, bin_, chance = uniform(mix(keys, range(self.num_ops)), range(1, 5))
+        place = ((draw * (len(OPERATIONS) - 1)).long() + 1) * scale.bins + (bin_ * scale.bins).long()
+        rows = torch.where(chance < self.p, 2 * place + (sign < 0.5), 0)
+        return apply_operations(images, rows, scale)
+
+
 class TrivialAugment(Augmentation):
     """One operation and its magnitude, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
 
     scale = Scale(
         tuple(
             {
-                **dict.fromkeys(("ShearX", "ShearY", "Brightness", "Color", "Contrast", "Sharpness"), 0.99),
+                **dict.fromkeys(("ShearX", "ShearY", *COLOURS), 0.99),
                 **dict.fromkeys(("TranslateX", "TranslateY"), 32.0),
                 "Rotate": 135.0,
             }.items()
