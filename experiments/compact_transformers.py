@@ -1,8 +1,12 @@
-"""The learning rate of Compact Transformers' quick training script, ``examples/main.py: adjust_learning_rate``."""
+"""Compact Transformers' quick training script, ``examples/main.py``: its learning rate, and its test of each epoch."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 def learning_rate(epoch: int, epochs: int, warmup: int = 5) -> float:
@@ -18,3 +22,29 @@ def learning_rate(epoch: int, epochs: int, warmup: int = 5) -> float:
     if epoch < warmup:
         return 1.0 / (warmup - epoch)
     return 0.5 * (1.0 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
+
+
+class TestCurve(Callback):
+    """Callback that logs ``curve/test_acc``, of which the authors report the largest number; here it chooses nothing.
+
+    Args:
+        every_n_epochs: epochs between two tests.
+    """
+
+    def __init__(self, every_n_epochs: int = 1) -> None:
+        self.every_n_epochs = every_n_epochs
+
+    @torch.inference_mode()
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        count = data.image_count("test")
+        if (trainer.current_epoch + 1) % self.every_n_epochs:
+            return
+        right = torch.zeros((), dtype=torch.int64, device=pl_module.device)
+        pl_module.eval()
+        for batch in data.plain_batches("test", torch.arange(count)):
+            batch = trainer.strategy.batch_to_device(batch)  # normalised by the hooks of the data
+            with trainer.precision_plugin.val_step_context():
+                right += (pl_module(batch.images).argmax(dim=1) == batch.labels).sum()
+        pl_module.train()
+        pl_module.log("curve/test_acc", right / count)

@@ -49,13 +49,23 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """Where and until when items run; ``data`` is the folder with CIFAR-10 that was given."""
+    """Where and until when items run.
+
+    Args:
+        device: of the trainings.
+        small: whether everything is small, for a trial.
+        runs: folder of the trainings.
+        end: when the minutes end, by the monotonic clock.
+        data: the folder with CIFAR-10 that was given.
+        kept: folder for what an item leaves beside its rows.
+    """
 
     device: torch.device
     small: bool
     runs: Path
     end: float
     data: Path | None = None
+    kept: Path = Path()
 
     @property
     def left(self) -> float:
@@ -105,6 +115,15 @@ def _of(module: str, function: str, **arguments: Any) -> Callable[[Place], Any]:
 _steps, _trainings = partial(_of, "gpu_steps"), partial(_of, "gpu_trainings")
 FIT = ("docstring-parser",)
 PARQUET = (*FIT, "datasets==5.2.0", "dill<0.4.2", "multiprocess<0.70.20")  # by what datasets asks for
+STUDY: dict[str, Any] = {
+    "workers": 4,
+    "options": {
+        **{"trainer.precision": "bf16-mixed", "compile": "reduce-overhead", "data.val_share": 0.0016},
+        "trainer.callbacks": [{"class_path": "compact_transformers.TestCurve", "every_n_epochs": 4}],
+        **{"pictures_every_n_epochs": 0, "wandb.mode": "disabled"},
+    },
+}
+"""390 whole batches of 128 are an epoch: a smaller one would be compiled for itself."""
 ITEMS = (
     *(
         Item(
@@ -115,13 +134,14 @@ ITEMS = (
             PARQUET,
         )
         for how, compiled, seconds in (
-            ("", "false", 170),
-            (", compiled", "true", 270),
-            (", graphs", "reduce-overhead", 270),
+            ("", "false", 150),
+            (", compiled", "true", 250),
+            (", graphs", "reduce-overhead", 170),
         )
         for network in ("small", "ViT-Lite")
     ),
     *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
+    Item("ViT-Lite and CVT", 500, _trainings("study", plan="compact_transformers", **STUDY), True, PARQUET),
     Item("CIFAR-10", 520, _trainings("goal"), True, PARQUET),
     Item("Forms of B/16", 270, _steps("forms", network="B/16")),
     Item("Augmentation", 200, _steps("augment")),
@@ -281,7 +301,9 @@ def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) 
     if given.next:
         print("\n\n".join(calls(open_items, given.minutes, given.data)) or "nothing is open")
         return 0
-    place = Place(device, given.small, runs, end, given.data and given.data.resolve())
+    kept = (given.out or results).resolve()
+    kept.mkdir(parents=True, exist_ok=True)
+    place = Place(device, given.small, runs, end, given.data and given.data.resolve(), kept)
     command = shlex.join(["python", "experiments/benchmarks/gpu.py", *(arguments or sys.argv[1:])])
     has_failed = False
     for item in open_items:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def data_of(config: str, folder: Path) -> dict[str, Any]:
     whole = {"image_size": 32, "min_area": 1.0, "centre_share": 1.0}
     whole |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
     is_parquet = bool([*folder.glob("*.parquet")])
-    place = {"path": str(folder)} if is_parquet else {"root": str(folder)}
+    place = {"path": str(folder), "image_column": "img"} if is_parquet else {"root": str(folder)}
     return {"class_path": "HuggingFaceSet" if is_parquet else "ImageFolder", "init_args": {**whole, **given, **place}}
 
 
@@ -111,16 +112,11 @@ def goal(place: Place) -> Rows:
     return [row]
 
 
-VIT_LITE = {
-    "model.emb_size": 256,
-    "model.depth": 7,
-    "model.num_heads": 4,
-    "data.image_size": 32,
-    "data.batch_size": 128,
+NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "small": ("cifar10_small", {}),
+    "ViT-Lite": ("cifar10_vit_lite", {"trainer.precision": "bf16-mixed"}),
 }
-VIT_LITE["model.feed_forward"] = {"class_path": "FeedForwardBlock", "expansion": 2}
-NETWORKS: dict[str, dict[str, Any]] = {"small": {}, "ViT-Lite": VIT_LITE}
-"""Options beside those of cifar10_small.yaml, the setting of the studies: ViT-Lite-7/4 has 3.7 million weights."""
+"""Config of a network, and options beside it: the setting of the studies, and ViT-Lite-7/4 as published."""
 
 
 def workers(place: Place, network: str, compiled: str) -> Rows:
@@ -140,13 +136,15 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
     folder = place.runs / "workers"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    options: dict[str, Any] = {**NETWORKS[network], "trainer.max_epochs": 10_000, "wandb.mode": "disabled"}
+    config, own = NETWORKS[network]
+    options: dict[str, Any] = {**own, "trainer.max_epochs": 10_000, "wandb.mode": "disabled"}
+    options["trainer.check_val_every_n_epoch"] = 10_000
     options["trainer.accelerator"] = "gpu" if place.on_gpu else "cpu"
     options |= {"compile": compiled == "true" or compiled} if place.on_gpu and compiled != "false" else {}
     options |= {"trainer.log_every_n_steps": 1, "data.val_share": 0.25, "data.batch_size": 8} if place.small else {}
     options |= {"model.emb_size": 16, "model.depth": 2} if place.small else {}
-    (folder / "data.yaml").write_text(yaml.safe_dump({"data": data_of("cifar10_small", images_of(place))}))
-    plan_file = {"config": [str(EXPERIMENTS / "cifar10_small.yaml"), str(folder / "data.yaml")], "fixed": options}
+    (folder / "data.yaml").write_text(yaml.safe_dump({"data": data_of(config, images_of(place))}))
+    plan_file = {"config": [str(EXPERIMENTS / f"{config}.yaml"), str(folder / "data.yaml")], "fixed": options}
     plan_file |= {"arms": {"one": {}, "other": {"model.pool": "mean"}}, "baseline": "one"}  # of which one is run
     plan_file["compare"] = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 40}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan_file))
@@ -155,7 +153,7 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
     plan = read_plan(folder / "plan.yaml")
     ledger, _ = open_ledger(folder / "runs", plan, threads=1)
     read_images({"one": plan.experiments["one"]})
-    warm_up(plan, ledger.folder)
+    warm_up(plan)
     attempts = Attempts(ledger, plan, devices_of(plan), patience=600.0)
     rows, sums = Rows(), list[float]()
     batch = plan.experiments["one"].data.batch_size
@@ -171,6 +169,8 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
 
     try:
         for count in (1, 2) if place.small else (1, 2, 4, 8):
+            if sums and not place.small and place.left < 45.0:
+                break
             for seed in range(len(attempts.running), count):
                 run = Planned("one", seed)
                 claim = ledger.claim(run)
@@ -179,7 +179,7 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
             while min(map(len, steps().values())) < 3:  # code is compiled, and others wait for the processor
                 time.sleep(0.2)
             since, seen = time.time(), []
-            while time.time() < since + (2.0 if place.small else 25.0) or min(map(len, seen)) < 3:
+            while time.time() < since + (2.0 if place.small else 15.0) or min(map(len, seen)) < 3:
                 time.sleep(1.0)
                 seen = [[step for step in found if step[0] >= since] for found in steps().values()]
             rates = [batch * (last[1] - first[1]) / (last[0] - first[0]) for first, *_, last in seen]
@@ -189,6 +189,62 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
             rows.append({**row, "of each": f"{min(rates):,.0f} to {max(rates):,.0f}"})
     finally:
         attempts.stop()
+    return rows
+
+
+def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Rows:
+    """Runs a plan of ``experiments/ablations`` as far as the minutes go; its runs are kept beside the other results.
+
+    It goes on from those that are committed. PLAN.tar.xz has the runs that have ended, from which ``lightning ablate``
+    goes on anywhere, and PLAN-curves.tar.xz the rows of all runs.
+
+    Args:
+        place: its device.
+        plan: name of the plan.
+        workers: trainings at a time.
+        options: options of all runs beside those of the plan.
+
+    Raises:
+        Unfinished: its comparisons are not decided yet.
+    """
+    sys.path.insert(0, str(EXPERIMENTS / "ablations"))
+    from archive import archive
+
+    place.runs.mkdir(parents=True, exist_ok=True)
+    folder, page = place.runs / plan, yaml.safe_load((EXPERIMENTS / f"ablations/{plan}.yaml").read_text())
+    if not folder.is_dir() and (kept := EXPERIMENTS / f"ablations/{plan}/runs.tar.xz").is_file():
+        shutil.unpack_archive(kept, folder, filter="data")
+    data, file = place.runs / "data.yaml", place.runs / f"{plan}.yaml"
+    given = data_of(Path(page["config"][0]).stem, images_of(place))
+    data.write_text(yaml.safe_dump({"data": given}))
+    page["config"], page["fixed"] = [*page["config"], str(data)], {**page.get("fixed", {}), **options}
+    if place.small:
+        page["fixed"] |= {name: yaml.safe_load(value) for name, value in (flag[2:].split("=") for flag in SMALL)}
+        page["fixed"] |= {"trainer.precision": "32-true", "data.batch_size": 8, "trainer.accelerator": "cpu"}
+        page["compare"]["max_seeds"], page["fixed"]["trainer.callbacks"][0]["every_n_epochs"] = 6, 1
+    file.write_text(yaml.safe_dump(page, sort_keys=False))
+    command = [sys.executable, "-m", "vit_lightning", "ablate", str(file), f"--out={folder}", f"--workers={workers}"]
+    with folder.with_suffix(".log").open("a") as out:
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=out, stderr=out)
+    try:
+        process.wait(max(1.0, place.left - SAVING))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+    archive(folder, place.kept / f"{plan}.tar.xz")
+    with tarfile.open(place.kept / f"{plan}-curves.tar.xz", "w:xz") as tar:
+        for rows in sorted(folder.glob("runs/*/metrics.jsonl")):
+            tar.add(rows, rows.relative_to(folder))
+    rows = []
+    for run in sorted(file.parent for file in folder.glob("runs/*/results.json")):
+        found = json.loads((run / "results.json").read_text())
+        best = max(row["curve/test_acc"] for row in read_metrics(run) if "curve/test_acc" in row)
+        row = {"run": run.name, "last epoch": f"{100 * found['test/acc']:.2f} %", "best": f"{100 * best:.2f} %"}
+        row |= {"training": f"{found['train_seconds']:,.0f} s", "images/s": f"{found['images_per_second']:,.0f}"}
+        rows.append(row)
+    if process.returncode:
+        last = (folder.with_suffix(".log").read_text().splitlines() or [""])[-1]
+        raise Unfinished(f"{len(rows)} runs have ended; {last}\n{yaml.safe_dump(rows)}")
     return rows
 
 
