@@ -93,7 +93,8 @@ class RunLogger(WandbLogger):
         say: Callable[[str], object] = print,
         paused: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        super().__init__(save_dir=folder, version=run_id, project=project_of(config.project))
+        with contextlib.suppress(ModuleNotFoundError):  # where it is disabled, wandb need not be there
+            super().__init__(save_dir=folder, version=run_id, project=project_of(config.project))
         self.folder, self.run_id, self.config, self.run_config = folder, run_id, config, run_config
         self.mode = "disabled"
         self.url = ""
@@ -110,6 +111,7 @@ class RunLogger(WandbLogger):
         """Metrics whose best value of all steps W&B keeps, and whether it is the max or the min."""
         self._wandb: Any = None
         self._experiment: Any = None
+        self._log_model = False  # artifacts are ours
 
     @property
     @rank_zero_experiment
