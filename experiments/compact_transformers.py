@@ -1,4 +1,4 @@
-"""Compact Transformers' quick training script, ``examples/main.py``: its learning rate, and its test of each epoch."""
+"""Learning rates of Compact Transformers' scripts, ``examples/main.py`` and timm's, and their test of each epoch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ def learning_rate(epoch: int, epochs: int, warmup: int = 5) -> float:
     if epoch < warmup:
         return 1.0 / (warmup - epoch)
     return 0.5 * (1.0 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
+
+
+def timm_learning_rate(epoch: int, epochs: int, warmup: int, cooldown: int, least: float) -> float:
+    """Returns the factor of lr in an epoch of timm's training script, whose cosine spans the warm-up too.
+
+    Args:
+        epoch: epochs that are completed.
+        epochs: epochs of the training.
+        warmup: epochs of the linear warm-up, from ``least``.
+        cooldown: epochs at the end, at ``least``.
+        least: factor in the first epoch and at the end.
+    """
+    if epoch < warmup:
+        return least + (1.0 - least) * epoch / warmup
+    progress = min(1.0, epoch / max(1, epochs - cooldown))
+    return least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class TestCurve(Callback):

@@ -67,6 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "CompactBlock": {"block": vl.CompactBlock, "initialisation": "compact"},
     "distillation": {"distillation_token": True},
     "linear patches": {"patch_projection": partial(vl.LinearProjection, patch_norm=vl.LayerNorm, norm=vl.LayerNorm)},
+    "ConvTokenizer": {"patch_projection": vl.ConvTokenizer},
     "LearnedPatchPositions": {"positions": vl.LearnedPatchPositions, "register_tokens": 1},
     **{
         f"sincos2d, {form}": {"positions": partial(vl.SinCos2dPositions, form=form)}

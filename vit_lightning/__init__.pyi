@@ -62,6 +62,7 @@ from vit_lightning.models.layers import LayerNorm as LayerNorm
 from vit_lightning.models.layers import ResidualAdd as ResidualAdd
 from vit_lightning.models.layers import RMSNorm as RMSNorm
 from vit_lightning.models.patches import ConvProjection as ConvProjection
+from vit_lightning.models.patches import ConvTokenizer as ConvTokenizer
 from vit_lightning.models.patches import LinearProjection as LinearProjection
 from vit_lightning.models.patches import PatchEmbedding as PatchEmbedding
 from vit_lightning.models.positions import LearnedPatchPositions as LearnedPatchPositions

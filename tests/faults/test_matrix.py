@@ -66,7 +66,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     **classes("model.pool", "AttentionPool", "ClassTokenAndMeanPool", "MaxPool", "MeanAllPool", "MeanMaxPool"),
     **classes("model.pool", "SequencePool", *POOLS),
     **classes("model.positions", "LearnedPatchPositions", "LearnedPositions", "SinCos2dPositions", *POSITIONS),
-    **classes("model.patch_projection", "ConvProjection", "LinearProjection", *PROJECTIONS),
+    **classes("model.patch_projection", "ConvProjection", "ConvTokenizer", "LinearProjection", *PROJECTIONS),
     **classes("model.initialisation", *INITIALISATIONS),
     "dropouts": ("--model.emb_dropout=0.2", "--model.attention.dropout=0.2", "--model.feed_forward.dropout=0.2"),
     "patch dropout": ("--model.patch_dropout=0.3", "--model.activation_checkpointing=true"),

@@ -24,7 +24,7 @@ PARTS = {
     ),
     "feed_forward": (feed_forward.FeedForwardBlock, feed_forward.SwiGLU, feed_forward.PackedSwiGLU, crate.ISTA),
     "positions": (positions.LearnedPositions, positions.LearnedPatchPositions, positions.SinCos2dPositions),
-    "patch_projection": (patches.ConvProjection, patches.LinearProjection),
+    "patch_projection": (patches.ConvProjection, patches.LinearProjection, patches.ConvTokenizer),
     "pool": (
         heads.MeanPool,
         heads.MeanAllPool,
@@ -52,7 +52,7 @@ OTHER = {
     **{"dim_head": 16, "qkv_bias": False, "scale": 0.7, "qk_norm": RMSNorm, "norm": RMSNorm, "projection": False},
     **{"projection_bias": False, "temperature": 99.0, "max_resolution": 5.0, "reference_grid": (3, 3), "centred": True},
     **{"expansion": 3.0, "activation": "relu", "bias": False, "patch_norm": RMSNorm, "form": "timm", "eps": 1e-3},
-    **{"step_size": 0.7, "threshold": 0.7, "prefix": True},
+    **{"step_size": 0.7, "threshold": 0.7, "prefix": True, "hidden": 7},
 }
 """Another value of each argument than its default."""
 NEEDED = {crate.ISTA: {"block": crate.CrateBlock, "attention": crate.MSSA}, "class_token": {"pool": "mean"}}

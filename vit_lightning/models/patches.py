@@ -67,6 +67,35 @@ class LinearProjection(NamedSequential):
         )
 
 
+class ConvTokenizer(NamedSequential):
+    """Patches to tokens by 3 x 3 convolutions, each with ReLU and max pooling (Hassani et al. 2021, CCT, section 3.3).
+
+    (b, c, H, W) -> (b, n, e). A layer halves the image: patch_size, the distance between two tokens, is 2 for one layer
+    and 4 for two.
+
+    Args:
+        hidden: channels between two layers.
+    """
+
+    def __init__(self, in_channels: int, patch_size: Size, emb_size: int, *, hidden: int = 64) -> None:
+        layers = patch_size[0].bit_length() - 1
+        if layers < 1 or patch_size != (2**layers, 2**layers):
+            raise UserError(f"patch_size={patch_size[0]}x{patch_size[1]}: ConvTokenizer needs 2, 4, 8 or so, squares")
+        channels = [in_channels, *[hidden] * (layers - 1), emb_size]
+        super().__init__(
+            layers=nn.Sequential(*map(self.layer, channels, channels[1:])), tokens=Rearrange("b e h w -> b (h w) e")
+        )
+
+    @staticmethod
+    def layer(channels: int, width: int) -> NamedSequential:
+        """Makes a layer, (b, channels, H, W) -> (b, width, H / 2, W / 2)."""
+        return NamedSequential(
+            conv=nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False),
+            activation=nn.ReLU(),
+            pool=nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        )
+
+
 PatchProjection = Callable[[int, Size, int], nn.Module]
 """Makes a projection from in_channels, patch_size and emb_size."""
 

@@ -51,7 +51,8 @@ class ViT(NamedSequential):
         register_tokens: number of extra learned tokens, which cls and mean leave out (Darcet et al. 2024).
         pool: cls takes the class token, mean the mean over the patch tokens (never over the class token); or a class:
             AttentionPool, ClassTokenAndMeanPool, MaxPool, MeanAllPool, MeanMaxPool, SequencePool.
-        patch_projection: patches to tokens by a strided convolution or by a linear layer; equal for equal weights.
+        patch_projection: patches to tokens by a strided convolution or by a linear layer, equal for equal weights; or a
+            class: ConvTokenizer, for a patch_size of 2 or 4.
         positions: position embeddings: learned for each token, fixed 2-D sine and cosine, or none; or a class:
             LearnedPatchPositions.
         norm: norm of each attention and feed-forward part and after the encoder: LayerNorm, RMSNorm or BatchNorm.

@@ -26,7 +26,7 @@ from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock
 from vit_lightning.models.feed_forward import ACTIVATIONS, FeedForwardBlock, PackedSwiGLU, SwiGLU
 from vit_lightning.models.layers import BatchNorm, LayerNorm, RMSNorm
-from vit_lightning.models.patches import ConvProjection, LinearProjection
+from vit_lightning.models.patches import ConvProjection, ConvTokenizer, LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions, SinCos2dPositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import side
@@ -166,6 +166,7 @@ TABLE = (
     _direct("depth", 12, module="depth"),
     _direct("num_heads", 12, module="num_heads"),
     Option("patch_bias", True, "patch_projection.bias", _has(f"{PATCHES}.conv.bias", f"{PATCHES}.linear.bias")),
+    Option("tokenizer", 0, tensors=_size(f"{PATCHES}.layers.0.conv.weight", absent=0)),  # channels of its first layer
     Option("patch_norm", None, "patch_projection.patch_norm", _norm_of(f"{PATCHES}.patch_norm")),  # of its pixels
     Option("patch_token_norm", None, "patch_projection.norm", _norm_of(f"{PATCHES}.norm")),
     _direct("class_token", True, _has(f"{EMBEDDING}.class_token.token")),
@@ -310,13 +311,14 @@ def as_part(options: Options) -> Part:
     given["attention"]["scale"] = None if options["scale"] == dim_head**-0.5 else options["scale"]
     given["feed_forward"]["expansion"] = options["hidden"] / width
     given["pool"]["expansion"] = (options["pool_hidden"] or 0) / width
-    rotary, patch_norm = options["rotary"] is not None, options["patch_norm"]
+    given["patch_projection"]["hidden"] = options["tokenizer"]
+    rotary, patches = options["rotary"] is not None, LinearProjection if options["patch_norm"] else ConvProjection
     block = CrateBlock if options["feed_forward"] == "ista" else BLOCKS[options["block"]]
     arguments = {
         **given[""],
         **{name: side(options[name]) for name in ("image_size", "patch_size")},
         "positions": _positions(options["positions"]),
-        "patch_projection": _part(LinearProjection if patch_norm else ConvProjection, given["patch_projection"]),
+        "patch_projection": _part(ConvTokenizer if options["tokenizer"] else patches, given["patch_projection"]),
         "attention": _part(RotaryAttention if rotary else ATTENTIONS[options["attention"]], given["attention"]),
         "feed_forward": _part(FEED_FORWARDS[options["feed_forward"]], given["feed_forward"]),
         "block": Part(block, {}) if block is not blocks.TransformerEncoderBlock else None,
@@ -347,7 +349,7 @@ def _positions(name: str) -> Any:
 
 _PARTS: dict[str, Sequence[type[nn.Module]]] = {
     r"encoder\.\d+": (CrateBlock, *BLOCKS.values()),
-    PATCHES: (ConvProjection, LinearProjection),
+    PATCHES: (ConvProjection, LinearProjection, ConvTokenizer),
     f"{EMBEDDING}.positions": (SinCos2dPositions, *POSITIONS.values()),
     r"encoder\.\d+\.attention\.fn\.attention": (SeparateAttention, RotaryAttention, *ATTENTIONS.values()),
     r"encoder\.\d+\.feed_forward\.fn\.feed_forward": tuple(FEED_FORWARDS.values()),
