@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from runs import example, killed_after
+from runs import example
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
-from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 QUICK = (
     "--trainer.max_epochs=1",
@@ -59,27 +57,6 @@ def test_a_network_a_classifier_and_data_beside_the_config_are_used_from_another
     assert results["parameters"] == 64 * 32 + 32 + 32 * 2 + 2
     assert any("norm" in json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines())
     assert Path("run/parts.py").is_file()
-
-
-def test_a_loss_optimizer_schedule_and_metric_train_and_resume_exactly(parts):
-    flags = ("--config=exp.yaml", "--data.count=120", "--data.batch_size=8", "--trainer.callbacks=[]")
-    flags += ("--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--wandb.mode=disabled", "--optimizer.beta=0.5")
-    flags += ("--pictures_every_n_epochs=0",)
-    flags += ("--optimizer.schedule.cycles=2", "--metrics=[F1Score, {class_path: parts.Worst, power: 2, name: sure}]")
-    flags += ("--checkpoint.monitor=val/sure", "--checkpoint.mode=min")
-    assert main(["fit", *flags, "--out=whole"]) == 0
-    whole = json.loads(Path("whole/results.json").read_text())
-    assert {"val/f1_score", "test/f1_score", "val/sure", "test/sure"} <= set(whole)
-    with killed_after(12):
-        main(["fit", *flags, "--checkpoint.every_n_steps=10", "--out=cut"])
-    assert not Path("cut/results.json").exists()
-    assert main(["fit", "--resume", "cut"]) == 0
-    ends = [read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "cut")]
-    weights = [end["state_dict"] for end in ends]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0] if name.startswith("network."))
-    assert ends[0]["optimizer_states"][0]["param_groups"] == ends[1]["optimizer_states"][0]["param_groups"]
-    cut = json.loads(Path("cut/results.json").read_text())
-    assert all(cut[name] == value for name, value in whole.items() if name.startswith(("val/", "test/")))
 
 
 OPTIONS = {

@@ -85,14 +85,6 @@ def test_a_group_may_stand_in_a_file_beside_the_config(tmp_path, monkeypatch, fo
     assert [text.split(": ")[0] for text in missing.problems] == ["data=no.yaml cannot be read"]
 
 
-def test_code_in_a_config_does_not_run(tmp_path):
-    config, marker = tmp_path / "config.yaml", tmp_path / "marker"
-    config.write_text(f"a: !!python/object/apply:os.mkdir [{marker}]\n")
-    with pytest.raises(UserError, match="not valid YAML"):
-        read_config(config)
-    assert not marker.exists()
-
-
 def test_arguments_stand_beside_their_class():
     nested = {
         "x": [{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E", "init_args": {"f": 1}}}}],

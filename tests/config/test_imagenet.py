@@ -56,13 +56,6 @@ def test_a_network_has_the_parameters_of_its_paper(name, photographs):
     assert sum(weight.numel() for weight in network.parameters()) == PARAMETERS[name]
 
 
-def test_deit3_is_as_large_as_timm_s():
-    timm = pytest.importorskip("timm")
-    with torch.device("meta"):
-        model = timm.create_model("deit3_small_patch16_224")
-    assert sum(weight.numel() for weight in model.parameters()) == PARAMETERS["deit3"]
-
-
 SMALLER = ["--model.depth=2", "--model.emb_size=24", "--model.num_heads=2", "--data.image_size=32"]
 
 
@@ -74,13 +67,6 @@ def few_steps(photographs: Path, name: str) -> list[str]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_trains_at_a_small_size(name, photographs, in_folder, capsys):
     assert main([*few_steps(photographs, name), *SMALLER]) == 0
-    assert "training, validation and test work" in capsys.readouterr().out
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_trains_at_its_own_size(name, photographs, in_folder, capsys):
-    assert main(few_steps(photographs, name)) == 0
     assert "training, validation and test work" in capsys.readouterr().out
 
 

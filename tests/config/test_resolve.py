@@ -14,7 +14,6 @@ from torchmetrics.classification import MulticlassF1Score
 from vit_lightning import Digits, ImageFolder, ViT
 from vit_lightning.config.experiment import Experiment, make_data
 from vit_lightning.config.resolve import resolve
-from vit_lightning.models.attention import MultiHeadAttention
 
 DIGITS = str(REPOSITORY / "experiments" / "digits.yaml")
 FIT = ["--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2"]
@@ -38,35 +37,6 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "images"
 
 
-def test_promised_keys_are_flags():
-    flags = [
-        "--seed_everything=3",
-        "--model.depth=2",
-        "--model.pool=mean",
-        "--model.attention.dropout=0.1",
-        "--optimizer.lr=0.5",
-        "--data.batch_size=7",
-        "--data.split_seed=4",
-        "--trainer.max_epochs=9",
-        "--out=#there",
-        "--test=false",
-    ]
-    experiment = resolve(["--config", DIGITS, *flags])
-    assert experiment.seed == 3
-    model = arguments(experiment)
-    assert (model["depth"], model["pool"], model["attention"]["init_args"]["dropout"]) == (2, "mean", 0.1)
-    data = experiment.data
-    assert (experiment.settings.optimizer.lr, data.batch_size, data.split_seed) == (0.5, 7, 4)
-    assert (experiment.trainer["max_epochs"], str(experiment.out), experiment.config["test"]) == (9, "#there", False)
-
-
-def test_keys_mean_the_same_in_a_page(tmp_path):
-    text = "model: {depth: 2, attention: {qkv_bias: false}}\ndata: {batch_size: 7}\noptimizer: {lr: 1e-2}\n"
-    by_file = resolve(["--config", DIGITS, "--config", write_config(tmp_path, "digits.yaml", text)])
-    flags = ["--model.depth=2", "--model.attention.qkv_bias=false", "--data.batch_size=7", "--optimizer.lr=1e-2"]
-    assert by_file.to_yaml() == resolve(["--config", DIGITS, *flags]).to_yaml()
-
-
 def test_what_the_model_needs_to_know_flows_from_the_data(images):
     model = arguments(resolve(FIT))
     assert (model["image_size"], model["in_channels"], model["num_classes"]) == (8, 1, 10)
@@ -77,36 +47,12 @@ def test_what_the_model_needs_to_know_flows_from_the_data(images):
     assert isinstance(experiment.data, ImageFolder)
 
 
-def test_a_config_may_say_what_the_data_says_too():
-    resolve([*FIT, "--model.num_classes=10", "--model.image_size=[8, 8]"])
-
-
 def test_a_resolved_configuration_is_a_page_that_resolves_to_itself(tmp_path):
     once = resolve(["--config", DIGITS, "--model.positions=sincos2d", "--trainer.max_epochs=5"]).to_yaml()
     again = resolve(["--config", write_config(tmp_path, "config.yaml", once)])
     assert again.to_yaml() == once
     assert again.config == yaml.safe_load(once)
     assert again.name == "digits"
-
-
-def test_blocks_are_chosen_by_class_path():
-    flags = ["--model.attention.class_path=vit_lightning.MultiHeadAttention", "--model.attention.dim_head=5"]
-    network = resolve([*FIT, *flags, "--model.depth=1", "--model.emb_size=12", "--model.num_heads=2"]).make_network()
-    attention = network.encoder[0].attention.fn.attention
-    assert isinstance(attention, MultiHeadAttention)
-    assert attention.qkv.out_features == 3 * 2 * 5
-
-
-def test_another_network_is_chosen_by_class_path(tmp_path, monkeypatch):
-    (tmp_path / "imported_net.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Sequential):\n"
-        "    def __init__(self, in_channels: int, width: int = 3):\n"
-        "        super().__init__(torch.nn.Flatten(), torch.nn.Linear(in_channels * 64, width))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    experiment = resolve(["--model.class_path=imported_net.Net", "--model.width=10"])
-    assert experiment.make_network()[1].weight.shape == (10, 64)
 
 
 def test_nothing_given_is_digits_and_vit():
@@ -134,18 +80,6 @@ def test_what_is_made_of_a_config_leaves_it_as_it_is():
 
 def test_a_class_has_its_own_defaults_not_those_of_the_default_class(in_folder):
     assert resolve(["--data=CIFAR10", "--model.patch_size=4"]).data.batch_size == 128  # that of Digits is 64
-
-
-def test_callbacks_loggers_and_profilers_are_named_without_their_modules():
-    callbacks = "--trainer.callbacks=[LearningRateMonitor, {class_path: EarlyStopping, monitor: val/loss}]"
-    words = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.profiler=simple"]
-    trainer = resolve([f"--config={DIGITS}", callbacks, *words]).trainer
-    assert [item["class_path"] for item in trainer["callbacks"]] == [
-        "lightning.pytorch.callbacks.LearningRateMonitor",
-        "lightning.pytorch.callbacks.EarlyStopping",
-    ]
-    assert trainer["logger"]["class_path"] == "lightning.pytorch.loggers.CSVLogger"
-    assert trainer["profiler"] == "simple"
 
 
 @pytest.mark.parametrize(

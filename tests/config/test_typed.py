@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -11,17 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 import pytest
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from vit_lightning import MSSA, MultiHeadAttention, UserError, ViT
+from vit_lightning import MSSA, MultiHeadAttention, UserError
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import WRONG, Part, Place, Reader, default_of
-from vit_lightning.training.optim import OptimizerConfig
+from vit_lightning.config.typed import WRONG, Part, Place, Reader
 
 
 class Colour(Enum):
@@ -86,6 +83,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (nn.Module, "torch.nn.Linaer", "a.b.class_path=torch.nn.Linaer is not there (did you mean torch.nn.Linear?)"),
     (nn.Module, "torch.optim.SGD", "a.b.class_path=torch.optim.SGD must be a Module"),
     (nn.Module, 3, "a.b=3 must be a class"),
+    (Callback, {"class_path": "EarlyStopping", "monitor": 3}, "a.b.monitor=3 must be a string"),
     (Callable[[int], nn.Module], {"class_path": "RMSNorm", "ep": 1}, "a.b.ep=1: there is no such option (did you mean"),
 ]
 
@@ -133,16 +131,6 @@ def test_a_factory_has_the_options_that_nobody_gives_it():
     assert part.plain()["init_args"]["dim_head"] == 4
 
 
-def test_defaults_that_are_classes_or_groups_are_written_as_a_config_has_them():
-    assert default_of(signature_of(ViT).options["norm"]).plain() == {
-        "class_path": "vit_lightning.LayerNorm",
-        "init_args": {"eps": 1e-6},
-    }
-    group = Reader().value(OptimizerConfig, {"lr": "1e-2", "betas": [0.8, 0.9]}, "optimizer")
-    assert group.make() == OptimizerConfig(lr=0.01, betas=(0.8, 0.9))
-    assert (group.plain()["betas"], group.plain()["name"]) == ([0.8, 0.9], "adamw")
-
-
 def test_what_a_class_passes_on_belongs_to_it_without_its_defaults():
     class Derived(EarlyStopping):
         def __init__(self, *args, extra=1, **kwargs):
@@ -157,53 +145,6 @@ def test_what_a_class_passes_on_belongs_to_it_without_its_defaults():
         "patience": 5,
     }
     assert reader.problems == []
-
-
-def test_options_of_a_function_are_those_of_the_class_that_it_returns_and_any_others():
-    from torchvision.models import resnet18
-
-    signature = signature_of(resnet18)
-    assert signature.options["num_classes"].kind is int
-    assert signature.others
-    assert signature.required == []
-
-
-def test_the_trainer_s_own_values_are_read():
-    given = {
-        "max_epochs": "10",
-        "devices": "2",
-        "callbacks": [{"class_path": "LearningRateMonitor"}],
-        "profiler": "simple",
-    }
-    reader = Reader()
-    values = reader.arguments(signature_of(Trainer).options, given, "trainer")
-    assert reader.problems == []
-    assert (values["max_epochs"], values["devices"], values["profiler"]) == (10, 2, "simple")
-    assert values["callbacks"][0].name == "lightning.pytorch.callbacks.LearningRateMonitor"
-
-
-def test_a_part_is_made_as_often_as_needed_with_new_objects_within():
-    @dataclass
-    class Holder:
-        inner: nn.Module
-
-    part = Part(
-        Holder,
-        {
-            "inner": Reader().value(
-                nn.Module, {"class_path": "torch.nn.Linear", "in_features": 2, "out_features": 3}, ""
-            )
-        },
-    )
-    one, other = part.make(), part.make()
-    assert one.inner is not other.inner
-    assert one.inner.weight.shape == other.inner.weight.shape == torch.Size([3, 2])
-
-
-def test_a_required_argument_of_a_wrong_value_makes_no_part():
-    reader = Reader()
-    assert reader.value(Callback, {"class_path": "EarlyStopping", "monitor": 3}, "a") is WRONG
-    assert reader.problems == ["a.monitor=3 must be a string"]
 
 
 def like(width: int, heads: int, norm: str, rate: float = 0.0): ...
