@@ -19,36 +19,25 @@ def images(tmp_path_factory):
     return folder
 
 
-def flags(images, model, *more):
-    return ["--data=ImageFolder", f"--data.root={images}", "--data.image_size=32", f"--model={model}", *more]
+def flags(images, model):
+    return ["--data=ImageFolder", f"--data.root={images}", "--data.image_size=32", f"--model={model}"]
 
 
-@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "vit_b_16", "swin_t", "regnet_y_400mf"])
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "vit_b_16", "swin_t"])
 def test_classes_and_image_size_come_from_the_data(images, name):
     experiment = resolve(flags(images, f"torchvision.models.{name}"))
     arguments = experiment.config["model"]["init_args"]
-    assert arguments["num_classes"] == 3
-    assert arguments.get("image_size", 32) == 32
+    assert (arguments["num_classes"], arguments.get("image_size", 32)) == (3, 32)
     with torch.device("meta"):
-        network = experiment.make_network() if not name.startswith("regnet") else None
-    if network is not None:
-        assert network.eval()(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 3)
-        assert forward_flops(network, (3, 32, 32)) > 1e7
+        network = experiment.make_network().eval()
+        assert network(torch.empty(2, 3, 32, 32)).shape == (2, 3)
+    assert forward_flops(network, (3, 32, 32)) > 1e7
 
 
-def test_features_are_named():
+def test_outputs_that_are_not_the_classes_and_a_network_without_parameters_are_named():
     with torch.device("meta"):
         headless = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 5))
         assert network_problems(headless, (3, 2, 2), 4) == [
             "model: Sequential gives (2, 5) for 2 images of 4 classes (num_classes?)"
         ]
         assert network_problems(torch.nn.Flatten(), (3, 2, 2), 4) == ["model: Flatten has no parameters to train"]
-
-
-@pytest.mark.parametrize(("message", "said"), [("its metadata is gone", True), ("item() on meta tensors", False)])
-def test_only_a_network_that_needs_numbers_is_left_to_the_training(message, said):
-    class Raises(torch.nn.Linear):
-        def forward(self, images):
-            raise RuntimeError(message)
-
-    assert bool(network_problems(Raises(2, 3, device="meta"), (3, 2, 2), 4)) is said

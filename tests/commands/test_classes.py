@@ -355,12 +355,6 @@ def test_weights_of_a_loss_go_by_name(control):
     assert tested.config["loss"]["init_args"]["weight"] == [1.0, 2.0, 3.0]
 
 
-def test_neighbours_are_counted_among_the_classes_of_the_model(control):
-    draw("few", {name: name for name in ("owl", "dog")})
-    flags = ["--ckpt=run", "--data.root=few", "--trainer.callbacks=[{class_path: KNNProbe, k: 1}]", "--out=validated"]
-    assert evaluate(resolve(flags, "validate"), "validate")["val/knn_acc"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("flags", "arms", "message"),
     [

@@ -217,15 +217,6 @@ def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder
     assert "the weights do not tell the number of heads: give --model.num_heads=..." in capsys.readouterr().err
 
 
-def test_first_weights_draw_no_random_numbers(place):
-    network = ViT(image_size=16, patch_size=4, emb_size=16, depth=1, num_heads=2, layer_scale=0.1, num_classes=2)
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    first_weights(str(place / "run"), network, "bicubic")
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_weights_of_timm_become_a_vit_or_stay_timm_s(place, in_folder):
     timm = pytest.importorskip("timm")
     given = {"patch_size": 4, "embed_dim": 64, "depth": 1, "num_heads": 1}

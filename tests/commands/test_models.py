@@ -14,7 +14,6 @@ from torchvision.models import resnet18
 from vit_lightning import ISTA, MSSA, CrateBlock, UserError, ViT
 from vit_lightning.cli import main
 from vit_lightning.commands.summary import measure, table
-from vit_lightning.config.resolve import resolve
 from vit_lightning.models.layers import LayerNorm
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.presets import PRESETS
@@ -107,8 +106,3 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     assert "--image-size int | [int, int]\n" in said
     assert main(["export", "--help"]) == 0
     assert "usage: lightning export --ckpt=CKPT --out=OUT [--OPTION=VALUE ...]\n" in capsys.readouterr().out
-
-
-def test_sizes_of_crate_stand_beside_its_parts():
-    parts = ["--model.block=CrateBlock", "--model.attention=MSSA", "--model.feed_forward=ISTA"]
-    assert resolve(["--model.preset=CRATE-T/4", *parts]).make_network().emb_size == 384

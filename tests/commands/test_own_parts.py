@@ -157,17 +157,6 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     rows = list(csv.DictReader((tmp_path / "predicted" / "predictions.csv").open()))
     assert len(rows) == 360
     assert sum(row["label"] == row["prediction"] for row in rows) > 100
-    unknown = lightning(*flags, "--checkpoint.monitor=val/acc", "--checkpoint.mode=max", "--out=unknown")
-    assert unknown.returncode == 2
-    assert "checkpoint.monitor=val/acc is not logged (choose val_loss, or --trainer.num_sanity" in unknown.stderr
-    assert not (tmp_path / "unknown").exists()
-    options = lightning(*flags, "--model.depth=3", "--optimizer.lr=0.2")
-    assert options.returncode == 2
-    assert "module.depth=3: there is no such option" in options.stderr
-    assert "takes no optimizer" in options.stderr
-    untested = lightning("fit", "--config=digits_short", "--module=lightning.pytorch.demos.boring_classes.DemoModel")
-    assert untested.returncode == 2
-    assert "DemoModel has no test_step (give it one, or fit with test=false)" in untested.stderr
     breaks = {**os.environ, "BREAK": "1"}
     broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment=breaks).finish()
     assert broken.returncode == 1

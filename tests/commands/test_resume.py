@@ -13,9 +13,7 @@ from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import note_changes, refuse_changes
-from vit_lightning.config.files import changes
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import CannotResume
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 from vit_lightning.storage.metrics import read_metrics
 
@@ -57,12 +55,6 @@ def test_must_ends_where_nothing_can_continue(in_folder, trained, capsys):
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0, "it is over: there is nothing left to do"
 
 
-def test_the_given_folder_holds_another_config(results, capsys):
-    Path("out/results.json").unlink()
-    assert main(["fit", *SMALL, "--resume=auto", "--out=out", "--model.depth=2"]) == 2
-    assert "model.depth=2, but out has 1 (its training has finished; for a new run" in capsys.readouterr().err
-
-
 def test_a_run_that_is_over_takes_no_changes(results):
     before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
     assert main(["fit", "--resume=out", "--optimizer.lr=1", "--allow-config-change=optimizer.lr"]) == 2
@@ -99,25 +91,6 @@ def test_rows_that_are_no_metrics_do_not_end_a_run(results, drawn):
     with Path("out/metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "train/loss": [1.0], "val/loss": "low", "val/acc": null}\n')
     assert main(["fit", "--resume=out"]) == 0
-
-
-def test_must_wants_a_checkpoint(results):
-    Path("out/results.json").unlink()
-    for path in Path("out/checkpoints").iterdir():
-        path.unlink()
-    with pytest.raises(CannotResume, match="are gone"):
-        start("--out=out", "--resume=auto")
-    Path("out/metrics.jsonl").unlink()
-    with pytest.raises(CannotResume, match="no checkpoint yet"):
-        start("--out=out", "--resume=must")
-    assert start("--out=out", "--resume=auto")["steps"] == 21
-
-
-def test_changes_name_keys_as_configs_do():
-    before = {"model": {"class_path": "a.B", "init_args": {"x": 1, "y": [1, 2]}}, "seed": 0, "data": {"num_workers": 2}}
-    after = {"model": {"class_path": "a.B", "init_args": {"x": 2, "y": [1, 2]}}, "seed": 0, "data": {"num_workers": 0}}
-    assert changes(before, after) == {"model.x": (1, 2)}
-    assert changes(before, {**before, "new": 3}) == {"new": (None, 3)}
 
 
 def test_a_group_allows_its_keys_and_no_others():

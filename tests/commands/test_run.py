@@ -11,7 +11,6 @@ import torch
 import yaml
 from PIL import Image
 from runs import SMALL, killed_after, logged_rows
-from tensors import write_images
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
@@ -146,10 +145,6 @@ def test_what_is_kept_tested_and_taken_up_is_the_average(averaged, monkeypatch):
     assert all(torch.equal(value, after[name]) for name, value in average.items())
 
 
-def test_the_test_can_be_left_out(in_folder):
-    assert not any(name.startswith("test/") for name in run("--test=false"))
-
-
 def test_fast_dev_run_leaves_nothing(in_folder):
     fit(resolve([*SMALL, "--trainer.fast_dev_run=true", "--optimizer.warmup_epochs=5"]))
     assert not list(in_folder.iterdir())
@@ -274,13 +269,6 @@ def test_a_stopped_run_continues_and_ends_as_if_it_had_not_been_stopped(in_folde
     assert len(files[0]) == 5 * 2
 
 
-def test_resuming_tests_a_run_that_was_trained(results):
-    Path("out/results.json").unlink()
-    last = Path("out/checkpoints/last.ckpt").read_bytes()
-    assert numbers(fit(read_run(Path("out")))) == numbers(results)
-    assert Path("out/checkpoints/last.ckpt").read_bytes() == last
-
-
 def test_resuming_what_is_done_does_nothing(results):
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert main(["fit", "--resume", "out"]) == 0
@@ -323,20 +311,6 @@ def test_a_test_without_batches_leaves_a_run(in_folder):
     results = run("--trainer.limit_test_batches=0")
     assert "test/acc" not in results
     assert not Path("out/test_predictions.npz").exists()
-
-
-@pytest.mark.parametrize("name", ["VisionTransformer", pytest.param("mobilenet_v3_small", marks=pytest.mark.full)])
-def test_a_network_of_torchvision_trains_and_is_tested(in_folder, name):
-    vit = ["image_size=8", "patch_size=4", "num_layers=1", "num_heads=2", "hidden_dim=8", "mlp_dim=8"]
-    arguments = vit if name == "VisionTransformer" else []
-    for kind in ("a", "b", "c"):
-        write_images(Path("images/train") / kind, 10, size=(8, 8), seed=ord(kind))
-    flags = ["--data=ImageFolder", "--data.root=images", "--data.image_size=8", "--data.num_workers=0"]
-    flags += [f"--model.class_path=torchvision.models.{name}", *(f"--model.{argument}" for argument in arguments)]
-    results = fit(resolve([*flags, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--out=out"]))
-    assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/loss"] == pytest.approx(results["test/loss"])
-    page = yaml.safe_load(Path("out/config.yaml").read_text())
-    assert page["model"]["init_args"]["num_classes"] == 3
 
 
 def test_a_short_run_without_validation_has_rows_and_says_that_the_last_weights_are_tested(in_folder, capsys):
