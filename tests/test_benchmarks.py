@@ -1,47 +1,12 @@
-"""The counters of ``experiments/benchmarks``, on a package of four files."""
+"""What ``experiments/benchmarks/gpu_counts.py`` counts."""
 
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
 
 from runs import REPOSITORY
-
-FILES = {
-    "__init__": "",
-    "low": "def note(text: str) -> None:\n    print(text)\n",
-    "middle": "from package.low import note\n\nclass Base:\n    def describe(self) -> str:\n        note('a')\n"
-    "        return self.name\n\n    @property\n    def name(self) -> str:\n        return 'b'\n",
-    "high": "from package.middle import Base\nfrom package.low import note\n\nclass Part(Base):\n"
-    "    def __init__(self, size: int) -> None:\n        self.size = size\n\n"
-    "    def forward(self, x):\n        note(x)\n\n"
-    "# a comment\ndef make() -> Part:\n    '''A docstring.'''\n    return Part(3)\n",
-    "top": "from package.high import make\nfrom package.low import note\n\ndef main():\n    part = make()\n"
-    "    part(part.describe())\n    map(note, [make() for _ in range(3)])\n",
-}
-
-
-def run(monkeypatch, capsys, script: str, *arguments: str) -> list[str]:
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-    runpy.run_path(str(REPOSITORY / "experiments" / "benchmarks" / script), run_name="__main__")
-    return capsys.readouterr().out.splitlines()
-
-
-def test_calls_are_followed_through_methods_bases_and_properties(in_folder, monkeypatch, capsys):
-    (in_folder / "package").mkdir()
-    for name, text in FILES.items():
-        (in_folder / "package" / f"{name}.py").write_text(text)
-    said = run(monkeypatch, capsys, "climbs.py", "package.top:main", "package.high:Part.forward", "--way")
-    assert said[2] == "| `package.top:main` | 6 | 4 | 2 |"
-    way = [line.strip().removeprefix("package.") for line in said[3:9]]
-    assert way == ["top", "high", "middle", "low", "middle", "high"]
-    assert said[9:] == ["| `package.high:Part.forward` | 2 | 2 | 0 |", "    package.high", "package.low"]
-    (in_folder / "package" / "script.js").write_text("/* a\nb */\n// c\nlet x = 1;\n\nx += 1;\n")
-    counted = run(monkeypatch, capsys, "code_lines.py", "package")
-    assert counted[-1] == "all          6 files     27 lines of code"
-
 
 MOST_LAUNCHES = {
     "AutoAugment": (134,),

@@ -30,11 +30,6 @@ def test_three_names_are_one_program(installed, program):
         assert command.summary in result.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_command_names_a_function(command):
-    assert callable(command.load())
-
-
 def test_a_command_says_that_it_loads_torch_before_it_does(monkeypatch, capsys):
     line = "loading torch and Lightning ..."
 

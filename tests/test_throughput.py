@@ -10,32 +10,6 @@ from vit_lightning.training.fast_paths import FastViT
 OTHER = "nn.TransformerEncoder"
 
 
-def test_the_table_has_geometric_means_and_fewer_rounds():
-    def row(shape: str, name: str, ratio: float, rounds: int) -> dict:
-        interval = {"median": ratio, "low": ratio * 0.9, "high": ratio * 1.1}
-        return {
-            **{"shape": shape, "name": name, "kind": "network", "mode": "training", "precision": "fp32"},
-            **{"compiled": False, "rounds": rounds, "device_name": "a processor", "threads": 2, "date": "2026-01-01"},
-            **{"commit": "0123456789", "versions": {"torch": "2"}, "images_per_s_best": 5.0, "peak_mb": None},
-            **{"ours_over_this": interval, "share_of_ceiling": interval},
-        }
-
-    names = {"ours": (1.0, 1.0, 12), "timm": (1.0, 1.21, 12), "torchvision": (4.0, 1.0, 5)}
-    rows = [
-        row(shape, name, found[at], found[2])
-        for at, shape in enumerate(("s16", "ti4"))
-        for name, found in names.items()
-    ]
-    table = throughput.tables(rows).splitlines()
-    timm = next(line for line in table if line.startswith("| timm |"))
-    assert timm.endswith("| 1.100 (1.025 to 1.181) |"), timm
-    assert "| 1.000 (0.900 to 1.100); 5 images/s (5 rounds) | 2.000 (" in next(
-        line for line in table if "torchvision" in line
-    )
-    bold = next(line for line in table if "fastest equal" in line)
-    assert "1.000 (0.900 to 1.100)**, timm | **1.000 (0.900 to 1.100)**, torchvision | **1.000 (" in bold
-
-
 def test_a_step_has_the_operations_that_torch_counts(monkeypatch):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode

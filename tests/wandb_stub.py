@@ -31,7 +31,6 @@ class StubServer(ThreadingHTTPServer):
         self.operations: list[str] = []
         self.artifacts: list[dict[str, Any]] = []
         self.links: list[dict[str, Any]] = []
-        self.alerts: list[dict[str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -177,7 +176,6 @@ class Handler(BaseHTTPRequestHandler):
             found = {"files": {"pageInfo": page, "edges": edges}}
             return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": found}}}
         if name == "NotifyScriptableRunAlert":
-            server.alerts.append(given)
             return {"notifyScriptableRunAlert": {"success": True}}
         return None
 

@@ -273,15 +273,6 @@ def test_one_failed_run_ends_no_arm_and_is_not_tried_until_it_ends_well(in_folde
     assert verdicts(read_study(ledger.folder)) == [("mean", 6, "equivalent")], "it stays a failure"
 
 
-def test_a_comparison_that_failures_block_is_reported_so_and_orders_no_more_runs(in_folder):
-    ledger = begin()
-    for seed in (1, 3, 5, 6):  # of the nine that six pairs may take
-        ledger.end_attempt(Planned("mean", seed), ledger.claim(Planned("mean", seed)), "diverged", "x")
-    study = carry_out(ledger)
-    assert verdicts(study) == [("mean", 3, "failed")]
-    assert [sum(run.arm == arm for run in study.runs) for arm in study.arms] == [7, 7]
-
-
 def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     def begin_with(**rules: Any) -> Ledger:
         return begin(compare={**PLAN["compare"], "smallest_effect": 0.1, "alpha": 0.001, **rules})
@@ -346,17 +337,6 @@ def test_a_replicate_without_a_value_that_trains_is_replaced_by_the_next(in_fold
     study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
     assert [run.state for run in study.runs if run.arm == "mean"].count("failed") == 1
     assert verdicts(study) == [("mean", 6, "equivalent")]
-
-
-def test_no_trial_is_tried_again_whose_pair_a_comparison_has_replaced(in_folder):
-    ledger = begin(tune={**TUNE, "seeds": [1000], "replicates": 8})
-    failed = [run for run in ledger.planned() if run.arm == "mean" and run.seed == 1002]
-    for run in failed:
-        ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
-    before = verdicts(carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3))
-    why = "is not tried again: a comparison was made with another seed in its place"
-    assert begin(tune={**TUNE, "seeds": [1000], "replicates": 8}).retry() == [f"{run.name} {why}" for run in failed]
-    assert verdicts(carry_out(ledger)) == before == [("mean", 6, "equivalent")]
 
 
 def test_a_run_that_is_tried_again_beside_an_analysis_is_none_that_the_analysis_chose(in_folder, monkeypatch):

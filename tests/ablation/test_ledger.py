@@ -17,7 +17,7 @@ from vit_lightning.ablation.attempts import Attempt, Attempts
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.workers import devices_of
 from vit_lightning.report.report import make_report
-from vit_lightning.storage.metrics import read_results, write_results
+from vit_lightning.storage.metrics import write_results
 from vit_lightning.training.endings import stacks_of
 
 FACTS = {
@@ -95,19 +95,6 @@ def test_a_run_that_kills_its_process_again_and_again_fails(tmp_path):
         claim.path.write_text(json.dumps({**owner, "started": "12"}))
     assert ledger.claim(run) is None
     assert ledger.failure(run)["cause"].startswith("its process was killed 10 times in a row")
-
-
-def test_damaged_results_are_no_results(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    folder = ledger.run_folder(run)
-    folder.mkdir(parents=True)
-    write_results(folder, {"test/acc": 0.5, "steps": 3})
-    assert read_results(folder) == {"test/acc": 0.5, "steps": 3}
-    text = (folder / "results.json").read_text()
-    for damaged in (text.replace("0.5", "0.6"), text[:-9], "", "[]", "{}"):
-        (folder / "results.json").write_text(damaged)
-        assert read_results(folder) is None
-        assert ledger.results(run) is None
 
 
 def test_a_failure_that_is_written_while_a_claim_is_made_counts(tmp_path):
@@ -315,24 +302,6 @@ def test_deaths_without_a_word_are_counted_unless_a_run_gets_further_than_ever(t
     ledger, _ = make_ledger(tmp_path)
     assert deaths(0, [*range(1, 40)]) == 39
     assert deaths(1, [9 - n % 7 for n in range(40)]) == 11
-
-
-def test_damaged_lines_of_metrics_are_left_out(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    folder = ledger.run_folder(run)
-    folder.mkdir(parents=True)
-    lines = [
-        b'{"step": 1, "a": 2}',
-        b'{"step": 2, "a": "\xff"}',
-        b"7",
-        b"[1]",
-        b'{"a": 1}',
-        b'{"step": "x"}',
-        b'{"step": 3}',
-    ]
-    (folder / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    assert ledger.progress(run) == 3
-    assert ledger.claim(run) is not None
 
 
 def test_containers_that_share_the_names_of_host_and_process_make_a_file_once(tmp_path, monkeypatch):

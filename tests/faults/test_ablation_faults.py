@@ -257,18 +257,6 @@ def test_a_run_that_its_watchdog_ends_is_tried_again(in_arms):
     assert "ablation_arms.py" in stacks
 
 
-def test_two_processes_that_try_failed_runs_again(in_arms):
-    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("config")}})
-    run = Planned("bad", 3)
-    ledger = pretend("plan.yaml", "out", run.name)
-    ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
-    pair = [harness.start(in_arms, *command("out", "--retry")) for _ in range(2)]
-    for process in pair:
-        process.join(300)
-    assert [process.exitcode for process in pair] == [5, 5], harness.log(in_arms)[-3000:]
-    assert 2 <= len(list(Path("out/ledger/bad-seed3").glob("*.claim"))) <= 3, "each tries it once at most"
-
-
 def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):
     write_plan(in_arms, {"cls": {"model.pool": "cls"}, "mean": {"model.pool": "mean"}})
     Path("out").mkdir()

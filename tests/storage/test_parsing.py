@@ -17,6 +17,7 @@ from vit_lightning.storage.parsing import parse_yaml
         ("a: 2020-13-45", "2020-13-45 is no timestamp .in quotes"),
         ("a: [1, 0x_]", "column 8: 0x_ is no whole number"),
         (f"a: {'1' * 5000}", "is no whole number"),
+        (f"a: 0x{'f' * 5000}", "is no whole number"),
         ("a: !!int x", "x is no whole number"),
         ("a: !!bool x", "x is no truth value"),
         ("a: !!timestamp x", "x is no timestamp"),
