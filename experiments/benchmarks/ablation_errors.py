@@ -21,10 +21,11 @@ import numpy as np
 from scipy import special
 
 from vit_lightning.report.comparisons import design_of, most_seeds, terms_of
-from vit_lightning.report.sequential import Answer, at, follow
+from vit_lightning.report.sequential import Answer, Course, at, follow
 from vit_lightning.report.study import SIZES, Compare, Run, Study, arm_name
 
 Values = np.ndarray[Any, Any]
+Flags = np.ndarray[Any, Any]
 ALPHA, MAX_SEEDS, SD = 0.05, 60, 1.7
 """Of the scenes that do not say otherwise; SD is that of a difference."""
 IMAGES, ACCURACY, EFFECT = 360, 0.97, 0.005
@@ -56,11 +57,16 @@ class Scene:
     sizes: bool = False
     """Whether the second one is that of sizes: each arm is compared with the baseline of its size."""
     until: Answer = "equivalent"
+    then: tuple[float, ...] = ()
+    """True difference of each arm by a second metric, asked where better or worse is claimed by the first."""
+    alike: float = 0.0
+    """Correlation of the results by both metrics."""
 
     @functools.cached_property
     def rules(self) -> Compare:
         """Rules of the comparisons."""
         rest = {"arms": self.arms, "until": self.until, "extended": self.extended}
+        rest |= {"then": {"other": 1.0}} if self.then else {}
         return Compare("score", 1.0, self.max_seeds, alpha=ALPHA, **rest)
 
     @functools.cached_property
@@ -137,6 +143,23 @@ def simulate(scene: Scene, studies: int, random: int = 0) -> Rates:
     return rates_of(scene, results_of(scene, studies, np.random.default_rng(random)))
 
 
+def false_by_second(scene: Scene, results: Values, asked: Flags) -> Flags:
+    """Returns which comparisons that are asked by the second metric make a false claim by it."""
+    draw, truth = np.random.default_rng(2), np.array([0.0, *scene.truth])[:, None]
+    own = scene.sd / math.sqrt(2) * draw.standard_normal(results.shape)
+    second = scene.alike * (results - truth) + math.sqrt(1 - scene.alike**2) * own
+    true, [study] = scene.signs @ np.array([0.0, *scene.then]), [study_of(np.zeros((scene.count, 0)), scene).next]
+    second += np.array([0.0, *scene.then])[:, None]
+    course = follow(scene.gaps(second), design_of(study.compare, len(true)))
+    return asked & false_claims(course, true, course.stop)
+
+
+def false_claims(course: Course, true: Values, place: Values) -> Flags:
+    """Returns which comparisons make a false claim by an analysis."""
+    wrong = {"better": true <= 0, "worse": true >= 0, "not better": true >= 1, "not worse": true <= -1}
+    return np.any([at(course.claims[name], place) & wrong[name] for name in wrong], axis=0)
+
+
 def rates_of(scene: Scene, results: Values) -> Rates:
     """Follows studies to their ends."""
     gaps, true = scene.gaps(results), scene.signs @ np.array([0.0, *scene.truth])
@@ -150,8 +173,9 @@ def rates_of(scene: Scene, results: Values) -> Rates:
     reached = np.searchsorted(course.pairs, complete, side="right") - 1
     stop = np.minimum(course.stop, reached)
     seen, place = stop >= 0, np.maximum(stop, 0)
-    wrong = {"better": true <= 0, "worse": true >= 0, "not better": true >= 1, "not worse": true <= -1}
-    false = np.any([at(course.claims[name], place) & seen & wrong[name] for name in wrong], axis=0)
+    false = false_claims(course, true, place) & seen
+    if scene.then:
+        false |= false_by_second(scene, results, at(course.claims["better"] | course.claims["worse"], place) & seen)
     held = (at(course.low, place) <= true) & (true <= at(course.high, place)) | ~seen
     last = at(whole, np.array(course.pairs)[course.stop] - 1) + 1  # seeds, those of failed runs too
     needed = [last[:, scene.signs[:, arm] != 0].max(-1) for arm in range(scene.count)]
@@ -285,6 +309,17 @@ SCENES = {
     "3 arms at 2 sizes": replace(BASE, truth=(4.0, 0.0, 4.0, 0.0, 4.0), factors=(3, 2), sizes=True),
     "3 arms at 2 sizes, one flips": replace(QUIET, truth=(4.0, 1.0, 3.0, 0.0, 4.0), factors=(3, 2), sizes=True),
     "2 arms at 3 sizes, noisy": replace(NOISY, truth=(4.0, 9.0, 0.0, 4.0, 9.0), factors=(2, 3), sizes=True),
+    **{
+        f"then by another, {' '.join(f'{one:g}' for one in pair)}, alike {alike:g}": replace(
+            QUIET, truth=(pair[0],), then=(pair[1],), alike=alike, sd=0.4, max_seeds=6
+        )
+        for pair in ((0.0, 0.0), (0.2, 0.0), (0.2, 1.0), (1.0, 0.0), (1.0, 1.0), (-1.0, 1.0), (2.0, 1.0))
+        for alike in (-1.0, 0.0, 1.0)
+    },
+    "then by another, 4 arms": replace(QUIET, truth=(1.0,) * 4, then=(1.0,) * 4),
+    "then by another, grid 2 x 2": replace(QUIET, truth=(1.0, 1.0, 3.0), then=(0.0, 1.0, 2.0), factors=(2, 2)),
+    "then by another, quiet, at most 40": replace(QUIET, truth=(1.0, 1.0), then=(1.0, 0.0)),
+    "then by another, extended": replace(EXTENDED, max_seeds=40, extended=(20,), truth=(1.0, 1.0), then=(1.0, 1.0)),
     "maximum 20": EXTENDED,
     "maximum 20, then 40": replace(EXTENDED, max_seeds=40, extended=(20,)),
     "maximum 20, 40, 80": replace(EXTENDED, max_seeds=80, extended=(20, 40)),

@@ -19,7 +19,7 @@ from vit_lightning.cli import main
 from vit_lightning.errors import UserError
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.checks import run_checks
-from vit_lightning.report.comparisons import compare
+from vit_lightning.report.comparisons import compare, compare_all
 from vit_lightning.report.forecast import tuning_luck
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
@@ -388,3 +388,28 @@ def test_what_tuning_alone_would_show_is_forecast(in_folder, steep, differ):
     found, called = tuning_luck(carry_out(ledger, result), 0.005)
     assert differ[0] <= found <= differ[1]
     assert called <= found
+
+
+def test_claims_by_a_further_metric_stand_and_a_run_without_it_has_no_result(in_folder):
+    ledger = begin(compare={**PLAN["compare"], "then": {"test/loss": 0.1}})
+    first = ledger.pending()[0]
+    finish(ledger, first, 0.9)
+    assert first in ledger.pending()
+    assert ledger.lacking(first, {"test/acc": 0.9}) == "test/loss is not measured"
+
+    def end(loss: float) -> Study:
+        while pending := ledger.pending():
+            for run in pending:
+                gain = 1.0 * (run.arm == "mean")
+                results = {"test/acc": 0.9 + 0.05 * gain + alike(run) / 100, "test/loss": loss * gain + alike(run)}
+                ledger.run_folder(run).mkdir(parents=True, exist_ok=True)
+                write_results(ledger.run_folder(run), results | {"test_images": 1000})
+        return read_study(ledger.folder)
+
+    study = end(-0.5)
+    found = [(one.metric, one.arm, one.n, one.verdict) for one in compare_all(study)]
+    assert found == [("test/acc", "mean", 8, "better"), ("test/loss", "mean", 6, "better")]
+    assert study.plan_changed == []
+    [kept] = Path("runs/out/ledger/claims").glob("test-loss--mean--cls-0006.json")
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "claims": ["worse"]}))
+    assert "'mean' was claimed to be worse against 'cls', which stands" in read_study(ledger.folder).plan_changed[0]

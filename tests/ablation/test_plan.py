@@ -360,6 +360,27 @@ def test_what_selects_what_is_reported_and_what_is_tried(in_folder):
     assert "tune.options: optimizer.lr=fast must be a finite float" in said
 
 
+def test_further_metrics_and_sets(in_folder):
+    rules = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 8}
+    more = {"fixed": {"trainer.max_epochs": 1, "data.num_workers": 0}}
+    data = CONFIG + "data: {also_test: {shifted: {batch_size: 32}}}\n"
+    path = write(changed(NAMED, compare={**rules, "then": {"test/ece": 0.01, "test/shifted/acc": 0.02}}, **more))
+    Path("config.yaml").write_text(data)
+    plan = read_plan(path)
+    assert plan.compare.then == {"test/ece": 0.01, "test/shifted/acc": 0.02}
+    assert plan.experiments["cls"].data.further["shifted"].batch_size == 32
+    wrong = {"test/ece": 1.5, "test/acc": 0.01, "test/other/acc": 0.1}
+    said = problems(changed(NAMED, compare={**rules, "then": wrong, "arms": "pairs"}))
+    assert "compare.then.test/ece=1.5 must be above 0 and below 1" in said
+    assert "compare.then: test/acc is compare.metric" in said
+    assert "compare.then.test/other/acc must be a metric of test (choose test/loss, test/acc" in said
+    assert "compare.then compares arms beside a baseline, not compare.arms=pairs" in said
+    arms = {"cls": {}, "mean": {"data.also_test": {"shifted": "shifted"}}}
+    assert "arms.mean.data.also_test: it identifies the run or chooses the images" in problems(
+        changed(NAMED, arms=arms)
+    )
+
+
 def test_the_goal_of_a_metric_that_its_name_does_not_tell_must_be_given(in_folder):
     Path("own_goal.py").write_text("from vit_lightning import ViTClassifier\n\n\nclass Own(ViTClassifier):\n    pass\n")
     plan = changed(NAMED, fixed={"module": "own_goal.Own"})

@@ -9,8 +9,8 @@ from fake_study import make_study
 from runs import REPOSITORY
 
 from vit_lightning.report.analysis import analyse
-from vit_lightning.report.comparisons import compare, make_schedule
-from vit_lightning.report.page import verdicts
+from vit_lightning.report.comparisons import compare, compare_all, make_schedule
+from vit_lightning.report.page import make_page, verdicts
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Compare, Run
 from vit_lightning.report.wording import SUM, kind_of
@@ -262,3 +262,49 @@ def test_arms_of_several_sizes_are_compared_within_their_size_and_between(study,
     sized = replace(sized, runs=with_results(study, three).runs)
     assert "the difference changes with the size ('mean x large')" in make_report(sized).recommendation
     assert verdicts(analyse(sized))[-1]["other"] == SUM
+
+
+def test_a_further_metric_is_asked_of_arms_that_differ_by_the_one_before_and_costs_no_alpha(study):
+    draw, effect = np.random.default_rng(4), 0.005
+    base, noise = draw.normal(0.9, 0.002, 20), draw.normal(0, 0.002, (4, 20))
+    accuracy = {"cls": base, "mean": base + 0.02 + noise[0], "same": base + noise[1]}
+    made = with_results(
+        study, accuracy, images=None, then={"test/ece": 0.005, "test/loss": 0.1}, smallest_effect=effect
+    )
+    for run in made.runs:
+        gain = {"mean": -0.02}.get(run.arm, 0.0)
+        ece, loss = 0.1 + gain + noise[2][run.seed] * (run.arm != "cls"), 40 * noise[3][run.seed] * (run.arm == "mean")
+        run.results.update({"test/ece": ece, "test/loss": loss})
+    found = {(one.metric, one.arm): one for one in compare_all(made)}
+    assert [*found] == [("test/acc", "mean"), ("test/acc", "same"), ("test/ece", "mean"), ("test/loss", "mean")]
+    assert [one.verdict for one in found.values()] == ["better", "equivalent", "better", "equivalent"], "less is better"
+    assert [one.design.level for one in found.values()] == pytest.approx([0.025, 0.025, 0.0125, 0.00625])
+    assert [one.design.gates for one in found.values()] == [True, True, True, False]
+    report = make_report(made)
+    assert report.headline == (
+        "'mean' is better than 'cls', by 0.5 points or more; 'same' is equivalent to 'cls' (within 0.5 points); "
+        "by test/ece 'mean' is better than 'cls', by 0.5 points or more; "
+        "by test/loss 'mean' is equivalent to 'cls' (within 0.1)"
+    )
+    assert "Arms better or worse by test/acc are compared by test/ece, then test/loss too" in report.caveats[0]
+    assert [table.rows[0][0] for name, table in report.tables.items() if "verdicts" in name] == ["mean"] * 3
+    assert [one["metric"] for one in verdicts(report.analysis)] == [metric for metric, _ in found]
+    page = make_page(report)
+    assert page.index("test/ece against") < page.index("test/loss against") < page.index("How it was done")
+    few = replace(made, runs=[run for run in made.runs if run.seed < 6])
+    assert make_schedule(few).seeds == {"cls": 8, "mean": 8, "same": 6}
+    assert [one.metric for one in make_schedule(few).comparisons if one.is_open] == ["test/loss"]
+
+
+def test_a_further_metric_keeps_the_promise_where_one_with_all_of_alpha_would_not(ablation_errors, monkeypatch):
+    """Where the first true difference is the smallest that matters, not better by it is false, and so is the second."""
+    scenes = [ablation_errors.SCENES[f"then by another, {pair}, alike {alike}"] for pair, alike in WORST]
+    rates = [ablation_errors.simulate(scene, 4000).false for scene in scenes]
+    assert max(rates) <= 0.05
+    design_of = ablation_errors.design_of
+    naive = lambda rules, count: replace(design_of(rules, count), alpha=0.05, gates=False)  # noqa: E731
+    monkeypatch.setattr(ablation_errors, "design_of", naive)
+    assert min(ablation_errors.simulate(scene, 4000).false for scene in scenes) > 0.06
+
+
+WORST = [("1 1", -1), ("1 1", 0), ("-1 1", 1)]

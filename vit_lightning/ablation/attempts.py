@@ -152,8 +152,7 @@ class Attempts:
         if attempt.hangs:
             return "hang", f"nothing was written for {self.patience / 60:.3g} minutes"
         if results := read_results(self.ledger.run_folder(attempt.run)):
-            metric = self.ledger.measured(attempt.run)
-            return "no result", f"{metric} is {results.get(metric, 'not measured')}"
+            return "no result", self.ledger.lacking(attempt.run, results)
         if left := read_json(fault):
             return left["kind"], left["cause"]
         stacks = stacks_of(self.ledger.run_folder(attempt.run))

@@ -27,6 +27,7 @@ import platform
 import secrets
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -247,6 +248,7 @@ class Ledger:
             **{key: facts[key] for key in ("name", "question", "config", "metric", "baseline", "arms", "seeds")},
             folder=self.folder,
             goal=compare.goal or known or "maximize",
+            goals={name: recorded_goal(name, [*facts["configs"].values()]) or "maximize" for name in compare.then},
             compare=compare,
             split_varies=facts["split_varies"],
             runs=runs,
@@ -269,8 +271,14 @@ class Ledger:
     def results(self, run: Planned) -> dict[str, Any] | None:
         """Returns the first results of a run, once they have a finite number for the metric that it is for."""
         found = read_json(self._record(run)).get("results") or read_results(self.run_folder(run))
-        value = (found or {}).get(self.measured(run))
-        return found if isinstance(value, int | float) and math.isfinite(value) else None
+        return None if self.lacking(run, found or {}) else found
+
+    def lacking(self, run: Planned, results: Mapping[str, Any]) -> str:
+        """Says which metrics that a run is for are no finite numbers in its results."""
+        names = [self.measured(run), *(self.facts["compare"].get("then", {}) if run.trial is None else ())]
+        values = {name: results.get(name, "not measured") for name in names}
+        wrong = [name for name, one in values.items() if not (isinstance(one, int | float) and math.isfinite(one))]
+        return ", ".join(f"{name} is {values[name]}" for name in wrong)
 
     def measured(self, run: Planned) -> str:
         """Returns the metric that a run is for: of validation for a trial."""

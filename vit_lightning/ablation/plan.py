@@ -342,12 +342,18 @@ class PlanReader(Reader):
             example = "{metric: test/acc, smallest_effect: 0.005, max_seeds: 40}"
             self.problems.append(f"compare is missing: {example}, for example")
         found = self.group("compare", Compare("", 0.01, FIRST))
-        facts, effect, count = facts_of(found.metric), found.smallest_effect, found.max_seeds
-        percent = facts is not None and facts.percent
-        most = " and below 1 (0.005 is half a point)" if percent else ""
+        count, effects = found.max_seeds, {"smallest_effect": (found.metric, found.smallest_effect)}
+        effects |= {f"then.{name}": (name, effect) for name, effect in found.then.items()}
+        for key, (name, effect) in effects.items():
+            percent = (facts := facts_of(name)) is not None and facts.percent
+            most = " and below 1 (0.005 is half a point)" if percent else ""
+            holds = 0 < effect < (1.0 if percent else math.inf)
+            self.problems += problems_of((f"compare.{key}", f"{effect:g}", holds, f"above 0{most}"))
+        self.problems += [f"compare.then: {found.metric} is compare.metric (leave it out)"] * (
+            found.metric in found.then
+        )
         least = f"at least {FIRST}: the first analysis takes {FIRST} pairs, and before it nothing is claimed"
         self.problems += problems_of(
-            ("compare.smallest_effect", f"{effect:g}", 0 < effect < (1.0 if percent else math.inf), f"above 0{most}"),
             ("compare.alpha", f"{found.alpha:g}", 0 < found.alpha < 0.5, "above 0 and below 0.5"),
             ("compare.disagreement", f"{found.disagreement:g}", 0 < found.disagreement < 1, "above 0 and below 1"),
             ("compare.max_seeds", count, count >= FIRST, least),
@@ -357,6 +363,8 @@ class PlanReader(Reader):
             self.problems.append("compare.extended is kept by the ledger (to go on, raise compare.max_seeds)")
         if self.given.get("sizes") and (found.arms == "pairs" or self.given.get("grid")):
             self.problems.append("sizes: arms beside a baseline have sizes, neither compare.arms=pairs nor a grid")
+        if found.then and found.arms == "pairs":
+            self.problems.append("compare.then compares arms beside a baseline, not compare.arms=pairs")
         if found.until == "not better" and found.arms == "pairs":
             rest = f"asks about arms beside a baseline, not compare.arms={found.arms}"
             self.problems.append(f"compare.until=not better {rest}")
@@ -558,6 +566,10 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
             f"checkpoint.monitor={monitor} must be a metric of validation in an ablation (choose {choices})"
         )
     known, goal = recorded_goal(metric, [experiment.config]), plan.compare.goal
+    wrong = [] if foreign else [name for name in plan.compare.then if name not in reported]
+    problems += [f"compare.then.{name} must be a metric of test (choose {', '.join(reported)})" for name in wrong]
+    vague = [name for name in plan.compare.then if name not in wrong and not recorded_goal(name, [experiment.config])]
+    problems += [f"compare.then.{name}: nothing tells whether higher or lower values are better" for name in vague]
     if metric and metric not in reported and not foreign:
         problems.append(f"compare.metric={metric} must be a metric of test (choose {', '.join(reported)})")
     elif known and goal not in (None, known):

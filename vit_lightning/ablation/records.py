@@ -61,18 +61,20 @@ def lost_result(record: Path) -> list[str]:
 
 def keep_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> None:
     """Keeps the claims of each analysis that has taken place, as they were made first."""
-    for (arm, other, n), claims in _claims(comparisons).items():
-        path = folder / "ledger" / "claims" / f"{slug(arm)}--{slug(other)}-{n:04}.json"
-        keep(path, {"arm": arm, "other": other, "n": n, "claims": claims})
+    for (metric, arm, other, n), claims in _claims(comparisons).items():
+        further = "" if metric == comparisons[0].metric else f"{slug(metric)}--"
+        path = folder / "ledger" / "claims" / f"{further}{slug(arm)}--{slug(other)}-{n:04}.json"
+        keep(path, {"metric": metric, "arm": arm, "other": other, "n": n, "claims": claims})
 
 
 def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[str]:
     """Describes the earlier claims that the results would not give any more, the first one of each comparison."""
     now, found = _claims(comparisons), dict[tuple[Any, Any], str]()
     for path in sorted((folder / "ledger" / "claims").glob("*.json")):
-        arm, other, n, claims = (read_json(path).get(key) for key in ("arm", "other", "n", "claims"))
-        if claims is not None and now.get((arm, other, n)) != claims:
-            said, instead = (", ".join(names or ()) for names in (claims, now.get((arm, other, n))))
+        kept = {"metric": comparisons[0].metric, **read_json(path)} if comparisons else {}
+        metric, arm, other, n, claims = (kept.get(key) for key in ("metric", "arm", "other", "n", "claims"))
+        if claims is not None and now.get((metric, arm, other, n)) != claims:
+            said, instead = (", ".join(names or ()) for names in (claims, now.get((metric, arm, other, n))))
             stands = f"'{arm}' was claimed to be {said} against '{other}', which stands"
             text = stands if said else f"nothing was claimed of '{arm}' against '{other}'"
             text = f"after {n} pairs {text}; by the results as they are now: {instead or 'nothing'}"
@@ -80,10 +82,10 @@ def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[s
     return [*found.values()]
 
 
-def _claims(comparisons: Sequence[ArmComparison]) -> dict[tuple[Any, Any, Any], list[str]]:
-    """Returns the claims of all analyses up to those behind the numbers, by arm, other arm and pairs."""
+def _claims(comparisons: Sequence[ArmComparison]) -> dict[tuple[Any, ...], list[str]]:
+    """Returns the claims of all analyses up to those behind the numbers, by metric, arm, other arm and pairs."""
     return {
-        (one.arm, one.other, n): sorted(name for name, made in one.course.claims.items() if made[place])
+        (one.metric, one.arm, one.other, n): sorted(name for name, made in one.course.claims.items() if made[place])
         for one in comparisons
         if one.analysis is not None
         for place, n in enumerate(one.course.pairs[: one.analysis + 1])

@@ -18,7 +18,7 @@ from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
 from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
-from vit_lightning.config.merge import Merged, merge, options_of_data
+from vit_lightning.config.merge import Merged, merge, options_of_data, other_cuts
 from vit_lightning.config.names import find_class, near
 from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_of, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
@@ -186,6 +186,8 @@ def _read_further(groups: Groups, data: ImageData, also: Any, given: Config) -> 
     for name, entry in also.items():
         key, folder = f"data.also_test.{name}", {"class_path": "vit_lightning.ImageFolder", "root": entry}
         own = merge({"data": given}, {"data": entry if isinstance(entry, dict) else folder})["data"]
+        if own["class_path"] == given["class_path"]:
+            reader.problems += [text.replace("data", key, 1) for text in other_cuts(given, own)]
         known = options_of_data(own["class_path"]) - {"class_names", "mean", "std"}
         part = reader.part(Place(ImageData), {**{k: view[k] for k in view if k in known}, **own}, key)
         if (other := _make(reader, key, part)) is None:

@@ -242,13 +242,7 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
     before, data = (as_map(config.get("data")) for config in (first, merged))
     learned_from, name = (str(one.get("class_path", DEFAULT_CLASSES["data"])) for one in (before, data))
     if before and is_same_class(learned_from, name):
-        problems = []
-        for key in ("split_seed", "val_share", "test_share"):
-            cut, other = before.get(key), data.get(key, before.get(key))
-            if parse_yaml(str(cut), key) != parse_yaml(str(other), key):
-                images = "and so from images that this one has for its measurement (leave it out)"
-                problems.append(f"data.{key}={other}: the model learned from the split of {key}={cut}, {images}")
-        refuse(problems)
+        refuse(other_cuts(before, data))
         return trained
     known = options_of_data(name)
     view = trained.checkpoint.get("test_view") or {}
@@ -271,6 +265,17 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
         if key not in taken and (given | facts).get(key) != parse_yaml(word(value), key)
     ]
     return trained._replace(notes=(*trained.notes, *notes))
+
+
+def other_cuts(before: Config, data: Config) -> list[str]:
+    """Returns what is wrong with measured images that are cut in another way from what a model learned from."""
+    problems = []
+    for key in ("split_seed", "val_share", "test_share"):
+        cut, other = before.get(key), data.get(key, before.get(key))
+        if parse_yaml(str(cut), key) != parse_yaml(str(other), key):
+            images = "and so from images that this one has for its measurement (leave it out)"
+            problems.append(f"data.{key}={other}: the model learned from the split of {key}={cut}, {images}")
+    return problems
 
 
 def options_of_data(name: Any) -> set[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vit_lightning.report.comparisons import ArmComparison, checksum, compare, read_predictions
+from vit_lightning.report.comparisons import ArmComparison, checksum, compare, opened, read_predictions
 from vit_lightning.report.configs import ConfigDifference, Configs, config_differences, read_configs
 from vit_lightning.report.forecast import measured_sd, tuning_luck
 from vit_lightning.report.study import Run, Study
@@ -83,6 +83,10 @@ class Analysis:
     configs: Configs
     """Config of each run, by arm and seed."""
     differences: list[ConfigDifference]
+    is_first: bool = True
+    """Whether it is that of the first metric, by which arms are chosen."""
+    then: Analysis | None = None
+    """That of the next metric, with the comparisons that are made by it too; None where there are none."""
 
     @functools.cached_property
     def luck(self) -> tuple[float, float] | None:
@@ -94,6 +98,11 @@ class Analysis:
         """Arms with the best mean first, those without results last."""
         sign = -1 if self.study.goal == "maximize" else 1
         return sorted(self.arms, key=lambda arm: (not arm.n, sign * arm.mean if arm.n else 0.0))
+
+    def by_metric(self) -> Iterator[Analysis]:
+        """Yields this analysis and those of further metrics."""
+        yield self
+        yield from () if self.then is None else self.then.by_metric()
 
     @property
     def reference(self) -> str:
@@ -120,10 +129,12 @@ class Analysis:
         return [one for one in self.comparisons if one.is_interaction]
 
 
-def analyse(study: Study) -> Analysis:
-    """Compares the arms of a study."""
-    tested, comparisons, configs = _read_test_sets(study), compare(study), read_configs(study)
-    arms = [_arm(study, name) for name in study.arms]
+def analyse(study: Study, asked: Collection[tuple[str, str]] | None = None) -> Analysis:
+    """Compares the arms of a study; ``asked`` has arm and other of the comparisons that are made, None of all."""
+    tested, comparisons, configs = _read_test_sets(study), compare(study, asked), read_configs(study)
+    compared = {arm for one in comparisons for arm in one.terms}
+    arms = [_arm(study, name) for name in study.arms if asked is None or name in compared]
+    more = opened(comparisons)
     return Analysis(
         study=study,
         arms=arms,
@@ -132,6 +143,8 @@ def analyse(study: Study) -> Analysis:
         tested=tested,
         configs=configs,
         differences=config_differences(study, configs),
+        is_first=asked is None,
+        then=analyse(study.next, more) if study.next and more else None,
     )
 
 

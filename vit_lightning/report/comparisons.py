@@ -12,7 +12,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -54,6 +54,10 @@ class ArmComparison:
     """Whether the comparison needs no more runs: it is answered, or an answer has become unlikely."""
     images: int | None
     """Test images of each run, where the metric counts them and all have the same number."""
+
+    @property
+    def metric(self) -> str:
+        return self.study.compare.metric
 
     @property
     def is_interaction(self) -> bool:
@@ -201,7 +205,7 @@ class ArmComparison:
 def design_of(rules: Compare, comparisons: int) -> Design:
     """Returns the rules of each of so many comparisons, which share alpha."""
     rest = rules.max_seeds, rules.until, rules.extended
-    return Design(rules.smallest_effect, rules.alpha, max(1, comparisons), *rest)
+    return Design(rules.smallest_effect, rules.alpha, max(1, comparisons), *rest, gates=bool(rules.then))
 
 
 Terms = dict[tuple[str, str], dict[str, int]]
@@ -244,10 +248,27 @@ def _interactions(study: Study) -> Terms:
     return found
 
 
-def compare(study: Study) -> list[ArmComparison]:
-    """Compares the arms of a study as its plan says, interactions last."""
+def compare(study: Study, asked: Collection[tuple[str, str]] | None = None) -> list[ArmComparison]:
+    """Compares the arms of a study by its first metric as its plan says, interactions last.
+
+    Args:
+        study: the study.
+        asked: arm and other of the comparisons that are made; None for all.
+    """
     terms = terms_of(study)
-    return _compare(study, terms, design_of(study.compare, len(terms)))
+    made = {both: own for both, own in terms.items() if asked is None or both in asked}
+    return _compare(study, made, design_of(study.compare, len(terms)))
+
+
+def opened(comparisons: Iterable[ArmComparison]) -> set[tuple[str, str]]:
+    """Returns arm and other of the comparisons that are made by the next metric too."""
+    return {(one.arm, one.other) for one in comparisons if {"better", "worse"} & {*one.claims}}
+
+
+def compare_all(study: Study, asked: Collection[tuple[str, str]] | None = None) -> list[ArmComparison]:
+    """Compares by each metric in order, by a further one where better or worse is claimed by the one before."""
+    found = compare(study, asked)
+    return found + (compare_all(study.next, opened(found)) if study.next else [])
 
 
 def most_seeds(pairs: int) -> int:
@@ -374,7 +395,7 @@ def make_schedule(study: Study) -> Schedule:
     Args:
         study: runs that are missing may be left out of it.
     """
-    analyses, comparisons = design_of(study.compare, 1).analyses, compare(study)
+    analyses, comparisons = design_of(study.compare, 1).analyses, compare_all(study)
     seeds = dict.fromkeys(study.arms, analyses[0])
     for one in comparisons:
         needed = one.seeds_for(one.n if one.decided else one.next or analyses[-1])

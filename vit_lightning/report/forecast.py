@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
-from vit_lightning.report.comparisons import compare, design_of, runs_left, terms_of
+from vit_lightning.report.comparisons import compare, compare_all, design_of, runs_left, terms_of
 from vit_lightning.report.sequential import Values, at, follow
 from vit_lightning.report.study import Compare, Study
 from vit_lightning.report.units import unit_of
@@ -87,7 +87,7 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
         images: test images of a run; None if nobody knows.
         seconds: time of the study for each of its runs; None if nobody knows.
     """
-    rules, unit, comparisons = study.compare, unit_of(study.compare.metric), compare(study)
+    rules, unit, comparisons = study.compare, unit_of(study.compare.metric), compare_all(study)
     left = len(runs_left(study, [one for one in comparisons if one.is_open], until_last=True))
     most = f"at most {counted(left, 'run')}" + ("" if seconds is None else f": {show_time(seconds * left)}")
     if under_way := [(one, one.analysis) for one in comparisons if one.is_open and one.analysis is not None]:

@@ -72,12 +72,10 @@ def verdicts(analysis: Analysis) -> list[dict[str, Any]]:
 
     Differences are in the metric's own units, null where they are unknown.
     """
-    known: dict[str, Any] = {"metric": analysis.study.compare.metric}
     keys = ("arm", "other", "metric", "n", "mean", "low", "high", "p", "verdict", "claims", "decided", "next")
     found = []
-    for one in analysis.comparisons:
-        values = {key: known.get(key, getattr(one, key, None)) for key in keys}
-        values |= {"other": SUM} if one.is_interaction else {}
+    for one in (one for by in analysis.by_metric() for one in by.comparisons):
+        values = {key: getattr(one, key) for key in keys} | ({"other": SUM} if one.is_interaction else {})
         found.append({key: None if value != value else value for key, value in values.items()})  # nan
     return found
 
@@ -86,10 +84,11 @@ def make_markdown(report: Report) -> str:
     """Returns the report as Markdown, with links to the figures."""
     study = report.study
     parts = [f"# {markdown(study.question or f'Ablation {study.name}')}", f"**{markdown(report.headline)}**"]
-    parts += [*map(markdown, [report.recommendation, *report.caveats]), report.tables["verdicts"].to_markdown()]
+    tables = {name: table.to_markdown() for name, table in report.tables.items()}
+    first = [name for name in tables if name.startswith("verdicts")]
+    parts += [*map(markdown, [report.recommendation, *report.caveats]), *map(tables.pop, first)]
     parts.append("\n".join(f"- {markdown(text)}" for text in report.warnings))
     parts += [f"![{caption_of(name)}](figures/{name}.svg)" for name in report.figures]
     parts.append("\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items()))
     parts.append(markdown(rule(report.analysis)))
-    parts += [table.to_markdown() for name, table in report.tables.items() if name != "verdicts"]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(filter(None, [*parts, *tables.values()])) + "\n"

@@ -57,23 +57,24 @@ class Report:
 def make_report(study: Study) -> Report:
     """Analyses a study and makes all sentences, tables and figures of its report."""
     analysis, curves = analyse(study), read_curves(study)
+    chain = [*analysis.by_metric()]
     checks, facts = run_checks(analysis), read_facts(analysis)
     made = {
-        "verdicts": tables.verdict_table(analysis),
+        **{f"verdicts{n or ''}": tables.verdict_table(one) for n, one in enumerate(chain)},
         "arms": tables.arm_table(analysis),
         "tuning": tables.tuning_table(analysis),
         "costs": tables.cost_table(analysis),
         "failed": tables.failed_table(study),
         "config": tables.config_table(analysis),
         "checks": tables.check_table(checks),
-        "differences": tables.difference_table(analysis),
+        **{f"differences{n or ''}": tables.difference_table(one) for n, one in enumerate(chain)},
     }
     return Report(
         analysis=analysis,
         headline=headline(analysis),
         recommendation=recommendation(analysis),
         caveats=caveats(analysis, facts),
-        sentences=[sentence(analysis, line) for line in (*lines(analysis), *interaction_lines(analysis))],
+        sentences=[sentence(one, line) for one in chain for line in (*lines(one), *interaction_lines(one))],
         notes=notes(analysis),
         facts=facts,
         checks=checks,

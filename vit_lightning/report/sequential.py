@@ -73,6 +73,10 @@ class Design:
     max_pairs: int
     until: Answer = "equivalent"
     extended: tuple[int, ...] = ()
+    gates: bool = False
+    """Whether better and worse open a comparison by a further metric. Where the true difference is the smallest that
+    matters, not better is as false as all claims of that may be: each has half of the level (Bretz et al., Statistics
+    in Medicine 28, 2009). Where it is zero they are open by a false claim alone, so better and worse lose nothing."""
 
     @property
     def level(self) -> float:
@@ -178,7 +182,7 @@ def follow(differences: Values, design: Design) -> Course:
     squares = (centred**2).cumsum(-1)[..., n - 1] - centred.cumsum(-1)[..., n - 1] ** 2 / n
     sd = np.sqrt(np.maximum(squares, 0.0) / (n - 1))
     error, effect = sd / np.sqrt(n), design.smallest_effect
-    levels = [design.levels(level) for level in (design.level / 2, design.level)]
+    levels = [design.levels(level) for level in (design.level / 2, design.level / (1 + design.gates))]
     halves, whole = (found[: len(pairs)] for found in levels)
     half, outer = (special.stdtrit(n - 1, 1 - found) * error for found in (halves, whole))
     made: dict[Claim, Flags] = {

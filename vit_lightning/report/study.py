@@ -5,16 +5,17 @@ The ledger reads it from the ablation's folder; the report is written from it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from vit_lightning.config.files import word
-from vit_lightning.metric_facts import Goal
+from vit_lightning.metric_facts import Goal, goal_of
 from vit_lightning.report.sequential import Answer
 
 MOST_SEEDS = 1000
@@ -37,6 +38,9 @@ class Compare:
         arms: baseline compares each arm with the baseline; pairs, all arms with each other.
         until: what decides a comparison, beside better and worse: equivalent, or not better, which asks only whether
             an arm should be adopted and takes fewer runs.
+        then: further test metrics with their smallest differences, in order, as {test/ece: 0.01}. An arm that is better
+            or worse is compared by the next one too, within the same alpha: by each metric, better and worse have half
+            of its level, and not better, not worse and all that follows the other half.
         disagreement: fraction of the test images that one of two runs gets right and the other wrong, for the forecast
             before the first runs.
         extended: earlier ``max_seeds`` in order, where they were raised; kept by the ledger, no option of a plan. The
@@ -50,6 +54,7 @@ class Compare:
     alpha: float = 0.05
     arms: Literal["baseline", "pairs"] = "baseline"
     until: Answer = "equivalent"
+    then: dict[str, float] = field(default_factory=dict)
     disagreement: float = 0.05
     extended: tuple[int, ...] = ()
 
@@ -186,6 +191,18 @@ class Study:
     results would not give any more, earlier studies of the same arms and seeds."""
     plan_file: str | None = None
     """Path of the plan, for the commands that the report prints."""
+    goals: dict[str, Goal] = field(default_factory=dict)
+    """Directions of the metrics of ``compare.then``."""
+
+    @functools.cached_property
+    def next(self) -> Study | None:
+        """The study by its next metric, which has half of the level; None where there is none."""
+        rules = self.compare
+        if not rules.then:
+            return None
+        (metric, effect), *rest = rules.then.items()
+        rules = replace(rules, metric=metric, smallest_effect=effect, alpha=rules.alpha / 2, then=dict(rest))
+        return replace(self, compare=rules, goal=self.goals.get(metric) or goal_of(metric) or "maximize")
 
     @property
     def done(self) -> list[Run]:

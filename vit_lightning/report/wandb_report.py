@@ -70,6 +70,7 @@ def summary(report: Report) -> dict[str, Any]:
     pairs = report.study.compare.arms == "pairs"
     for verdict in verdicts(report.analysis):
         name = f"{verdict['arm']} against {verdict['other']}" if pairs else verdict["arm"]
+        name += f" by {verdict['metric']}" * (verdict["metric"] != report.study.compare.metric)
         for key in ("verdict", "mean", "low", "high", "p", "n"):
             found[f"{name}/{key}"] = verdict[key]
     return found

@@ -127,13 +127,18 @@ def _effect(analysis: Analysis) -> str:
 
 def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     """Returns the answer in one line: the arms of each verdict, the strongest first; ``shown`` writes their names."""
+    text = ("So far: " if analysis.study.missing and analysis.comparisons else "") + _answer(analysis, shown)
+    further = [] if analysis.then is None else [*analysis.then.by_metric()]
+    return "; ".join([text, *(f"by {one.study.compare.metric} {_answer(one, shown)}" for one in further)])
+
+
+def _answer(analysis: Analysis, shown: Callable[[str], str]) -> str:
     baseline, groups = analysis.study.baseline, _by_kind(analysis)
     names = functools.partial(few, shown=functools.partial(named, analysis, shown=shown))
     if not analysis.comparisons:
         return f"{shown(baseline)} is alone: there is nothing to compare"
-    so_far = "So far: " if analysis.study.missing else ""
     if "leader" in groups:  # of the arm with the best mean, against all others
-        return f"{so_far}{names(groups['leader'])} is {lines(analysis)[0].verdict}"
+        return f"{names(groups['leader'])} is {lines(analysis)[0].verdict}"
     base = reference(analysis) if SIZES in analysis.study.factors else names([baseline])
     parts, together = list[str](), dict[str, list[str]]()
     for line in interaction_lines(analysis):
@@ -143,7 +148,7 @@ def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
             verb = [] if kind == "failed" else ["is" if len(found[kind]) == 1 else "are"]
             noun = "arms" if found is groups else "interactions"
             parts.append(" ".join([names(found[kind], noun=noun), *verb, phrase(analysis, kind, others)]))
-    return so_far + "; ".join(parts) + _finished(analysis.comparisons)
+    return "; ".join(parts) + _finished(analysis.comparisons)
 
 
 def _finished(comparisons: Sequence[ArmComparison]) -> str:
@@ -210,7 +215,9 @@ class Line:
 def lines(analysis: Analysis) -> list[Line]:
     """Returns a line for each arm, the best mean first."""
     both = [*analysis.ordered, *(one.mirrored() for one in analysis.ordered)]
-    return [_line(analysis, arm, [one for one in both if one.arm == arm.name]) for arm in analysis.ranked]
+    own = [(arm, [one for one in both if one.arm == arm.name]) for arm in analysis.ranked]
+    bases = {base_of(analysis.study, arm) for arm in analysis.study.arms}
+    return [_line(analysis, arm, found) for arm, found in own if found or arm.name in bases]
 
 
 def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
@@ -231,7 +238,7 @@ def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     kind = kind_of(one)
     so_far = " so far" * (kind == "undecided" and one.is_open)
     label = phrase(analysis, kind) + so_far + _finished([one])
-    following = _to_next(analysis, own) or next_step(analysis, one)
+    following = _to_next(analysis, own) or (next_step(analysis, one) if analysis.is_first else "")
     images = analysis.for_new_images(one), _holds(analysis, own)
     about = differs_in(analysis, arm.name), _luck(analysis, one)
     numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values()), *about
@@ -523,8 +530,11 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
         about += " Each run was tuned anew: verdicts are about arms with their tuning, whatever values it chooses."
     sizes = [f"{name} on {facts[key]}" for key, name in (("training", "trained"), ("test", "tested")) if key in facts]
     about += f" Runs were {' and '.join(sizes)}." if sizes else ""
+    rules = analysis.study.compare
+    if more := ", then ".join(rules.then):
+        about += f" Arms better or worse by {rules.metric} are compared by {more} too, within the same alpha."
     changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
-    effect, unit = analysis.study.compare.smallest_effect, unit_of(analysis.study.compare.metric)
+    effect, unit = rules.smallest_effect, unit_of(rules.metric)
     shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
     differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
     return [about, *changed, *unlike_spreads(analysis.ordered), *[TOO_LARGE.format(*shares)] * differ]
@@ -545,7 +555,7 @@ def rule(analysis: Analysis) -> str:
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
         f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms, interactions and analyses. Means of arms are over all their runs, differences over the pairs of "
-        f"the analysis that decided. Beyond the planned max_seeds {show_fraction(KEPT)} of each level are left, so it "
-        "takes more seeds than a study planned for as many."
+        f"all arms, interactions{', metrics' * bool(rules.then)} and analyses. Means of arms are over all their runs, "
+        "differences over the pairs of the analysis that decided. Beyond the planned max_seeds "
+        f"{show_fraction(KEPT)} of each level are left, so it takes more seeds than a study planned for as many."
     )
