@@ -52,6 +52,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "DividedAfterSoftmaxAttention": {"attention": vl.DividedAfterSoftmaxAttention},
     "RotaryAttention": {"attention": partial(vl.RotaryAttention, temperature=100.0), "positions": "none"},
     "rotary, registers": {"attention": vl.RotaryAttention, "register_tokens": 2, "pool": vl.MeanAllPool},
+    "rotary registers, gates": {
+        "attention": partial(vl.RotaryAttention, register_temperature=100.0, gate="heads"),
+        "register_tokens": 4,
+    },
     "MSSA": {"attention": vl.MSSA},
     "CrateBlock": CRATE,
     "CrateBlock, ReLU": {**CRATE, "feed_forward": vl.FeedForwardBlock, "positions": vl.LearnedPatchPositions},

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -83,6 +85,52 @@ def test_rotary_positions_of_pixels_equal_timm_s():
     rope = layers.RotaryEmbeddingCat(8, max_res=16, feat_shape=[2, 3]).get_embed().double()
     expected = torch.cat([heads[:, :, :1], layers.apply_rot_embed_cat(heads[:, :, 1:], rope)], dim=2)
     torch.testing.assert_close(ours(heads), expected, rtol=0, atol=1e-5)  # angles up to 8 pi in float32
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gates_of_elements_are_timm_s(bias):
+    layers = pytest.importorskip("timm.layers")
+    ours = randomise(MultiHeadAttention(12, 3, gate="elements", norm=torch.nn.LayerNorm, qkv_bias=bias)).double()
+    more = {"gated": True, "scale_norm": True, "norm_layer": torch.nn.LayerNorm}
+    theirs = layers.Attention(12, 3, qkv_bias=bias, **more).double()
+    theirs.load_state_dict({name.replace("projection", "proj"): weight for name, weight in ours.state_dict().items()})
+    tokens = randn(2, 7, 12)
+    torch.testing.assert_close(ours(tokens), theirs(tokens), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [MultiHeadAttention, SeparateAttention])
+def test_gates_of_heads_are_one_number_for_each(kind):
+    ours = randomise(kind(12, 3, gate="heads")).double()
+    tokens = randn(2, 7, 12)
+    outputs = ours.attend(*ours.heads(tokens))
+    gates = torch.sigmoid(tokens @ ours.gate.weight.T + ours.gate.bias)
+    expected = torch.cat([outputs[:, head] * gates[..., head : head + 1] for head in range(3)], dim=-1)
+    torch.testing.assert_close(ours(tokens), ours.projection(expected), rtol=0, atol=1e-12)
+    with pytest.raises(UserError, match="gate=head must be one of elements, heads"):
+        kind(12, 3, gate="head")
+
+
+def test_registers_are_rotated_as_a_square_of_their_own():
+    """As complex numbers, of which ViT-5 multiplies the first half by the row, the second by the column."""
+    heads = randn(2, 3, 1 + 4 + 6, 8)
+    ours = RotaryPositions((2, 3), 8, 5, temperature=1e4, registers=4, register_temperature=100.0).double()
+    numbers = torch.view_as_complex(heads.unflatten(-1, (4, 2)).clone())
+    places = [(y, x, 100.0) for y in range(2) for x in range(2)] + [(y, x, 1e4) for y in range(2) for x in range(3)]
+    for token, (y, x, base) in enumerate(places, start=1):
+        angles = torch.tensor([y, y * base**-0.5, x, x * base**-0.5], dtype=torch.float64)
+        numbers[:, :, token] *= torch.polar(torch.ones(4, dtype=torch.float64), angles)
+    torch.testing.assert_close(ours(heads), torch.view_as_real(numbers).flatten(-2), rtol=0, atol=1e-12)
+
+
+def test_vit_tells_rotary_attention_its_registers():
+    attention = partial(RotaryAttention, register_temperature=100.0)
+    network = vit(register_tokens=4, attention=attention)
+    for size in ((8, 12), (12, 12)):
+        network.set_image_size(size)
+        positions = network.encoder[0].attention.fn.attention.positions
+        assert (positions.prefix_tokens, len(positions.table[0])) == (1, 4 + size[0] * size[1] // 16)
+    with pytest.raises(UserError, match="register_tokens=2 must be a square number"):
+        vit(register_tokens=2, attention=attention)
 
 
 def test_vit_tells_rotary_attention_its_grid_and_the_tokens_before():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import yaml
 from einops import rearrange
 from runs import REPOSITORY, SHARED
 from torch import Tensor, nn
@@ -211,3 +212,36 @@ def test_learning_rates_are_those_of_the_training_scripts(monkeypatch):
         timm.step(epoch)
         found = 5.5e-4 * timm_learning_rate(epoch, 310, warmup=10, cooldown=10, least=1e-5 / 5.5e-4)
         assert found == pytest.approx(optimizer.param_groups[0]["lr"]), epoch
+
+
+VIT5 = {
+    "patch_embedding.projection.conv": "patch_embed.proj",
+    "patch_embedding.class_token.token": "cls_token",
+    "patch_embedding.register_tokens.token": "reg_token",
+    "patch_embedding.positions.table": "pos_embed",
+    "encoder.*.attention.fn.norm": "blocks.*.norm1",
+    "encoder.*.attention.fn.attention.qkv": "blocks.*.attn.qkv",
+    "encoder.*.attention.fn.attention.projection": "blocks.*.attn.proj",
+    "encoder.*.attention.fn.attention.query_norm": "blocks.*.attn.q_norm",
+    "encoder.*.attention.fn.attention.key_norm": "blocks.*.attn.k_norm",
+    "encoder.*.attention.fn.layer_scale.scale": "blocks.*.gamma_1",
+    "encoder.*.feed_forward.fn.norm": "blocks.*.norm2",
+    "encoder.*.feed_forward.fn.feed_forward.expand": "blocks.*.mlp.fc1",
+    "encoder.*.feed_forward.fn.feed_forward.contract": "blocks.*.mlp.fc2",
+    "encoder.*.feed_forward.fn.layer_scale.scale": "blocks.*.gamma_2",
+    "norm": "norm",
+    "head.linear": "head",
+}
+
+
+def test_vit_5_at_a_small_size_is_its_authors(tmp_path):
+    """Of models_vit5.py at b7b0796, whose norms and angles are float32; without angles of registers by 6e-4 others."""
+    page = yaml.safe_load((REPOSITORY / "experiments" / "imagenet" / "vit5.yaml").read_text())
+    (tmp_path / "vit5.yaml").write_text(yaml.safe_dump({"model": page["model"]}))
+    sizes = {"patch_size": 8, "emb_size": 64, "depth": 2, "num_heads": 2}
+    flags = [f"--model.{name}={size}" for name, size in sizes.items()]
+    network = resolve([f"--config={tmp_path}/vit5.yaml", "--data=CIFAR10", *flags]).make_network().double()
+    load_formula(network, VIT5)
+    with torch.no_grad():
+        logits = network.eval()(images())
+    assert logits[0, :3].tolist() == pytest.approx([0.674188003455, 0.533709798397, 0.026765480937], abs=1e-6)

@@ -188,9 +188,11 @@ def test_compiled_code_and_other_devices_take_torch_s_own_products():
     assert fast_paths.choose_attention("cpu", torch.float64, 17, 16) is None
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_last_block_is_computed_for_the_class_token_alone(checkpointing):
-    network = small(drop_path=0.5, layer_scale=0.5, head_dropout=0.1, activation_checkpointing=checkpointing)
+@pytest.mark.parametrize(
+    "more", [{}, {"activation_checkpointing": True}, {"attention": partial(MultiHeadAttention, gate="heads")}]
+)
+def test_the_last_block_is_computed_for_the_class_token_alone(more):
+    network = small(drop_path=0.5, layer_scale=0.5, head_dropout=0.1, **more)
     exact = results(copy.deepcopy(network).double(), images(8).double())
     accelerate(network)
     assert error(results(network, images(8)), exact) < 1e-5

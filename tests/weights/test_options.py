@@ -52,7 +52,7 @@ OTHER = {
     **{"dim_head": 16, "qkv_bias": False, "scale": 0.7, "qk_norm": RMSNorm, "norm": RMSNorm, "projection": False},
     **{"projection_bias": False, "temperature": 99.0, "max_resolution": 5.0, "reference_grid": (3, 3), "centred": True},
     **{"expansion": 3.0, "activation": "relu", "bias": False, "patch_norm": RMSNorm, "form": "timm", "eps": 1e-3},
-    **{"step_size": 0.7, "threshold": 0.7, "prefix": True, "hidden": 7},
+    **{"step_size": 0.7, "threshold": 0.7, "prefix": True, "hidden": 7, "gate": "heads", "register_temperature": 9.0},
 }
 """Another value of each argument than its default."""
 NEEDED = {crate.ISTA: {"block": crate.CrateBlock, "attention": crate.MSSA}, "class_token": {"pool": "mean"}}

@@ -6,6 +6,7 @@ Shape letters: b images, n tokens, e emb_size, h heads, d head dimension; q quer
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +14,14 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import probabilities, refuse
+from vit_lightning.limits import choice, probabilities, refuse
 from vit_lightning.models.layers import Layer
 from vit_lightning.models.positions import RotaryPositions
 
 Attention = Callable[[int, int], nn.Module]
 """Makes an attention block from emb_size and num_heads."""
+
+Gate = Literal["elements", "heads"]
 
 
 def attention_weights(queries: Tensor, keys: Tensor, *, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -77,6 +80,9 @@ class MultiHeadAttention(nn.Module):
         scale: factor on the scores before the softmax; dim_head ** -0.5 when not given.
         qk_norm: norm of each head's queries and keys (Dehghani et al. 2023); none when not given.
         norm: norm of the heads' outputs before the projection; none when not given.
+        gate: sigmoids of a linear layer of the tokens by which the heads' outputs are multiplied before the projection,
+            one for each of the elements or of the heads (Qiu et al. 2025, arXiv 2505.06708; in ViTs with registers,
+            arXiv 2606.08105); none when not given.
         projection: whether the heads' outputs are projected; if not, all heads together must be emb_size wide.
         projection_bias: whether that projection has a bias.
         dropout: probability of dropping an attention weight in training.
@@ -93,6 +99,7 @@ class MultiHeadAttention(nn.Module):
         scale: float | None = None,
         qk_norm: Layer | None = None,
         norm: Layer | None = None,
+        gate: Gate | None = None,
         projection: bool = True,
         projection_bias: bool = True,
         dropout: float = 0.0,
@@ -102,6 +109,7 @@ class MultiHeadAttention(nn.Module):
         refuse(
             probabilities(dropout=dropout, projection_dropout=projection_dropout),
             _heads_problems(emb_size, num_heads, dim_head),
+            choice("gate", gate, get_args(Gate)),
         )
         self.num_heads = num_heads
         self.dim_head = emb_size // num_heads if dim_head is None else dim_head
@@ -113,6 +121,8 @@ class MultiHeadAttention(nn.Module):
         self.key_norm = None if qk_norm is None else qk_norm(self.dim_head)
         self.attend = DotProductAttention(self.dim_head**-0.5 if scale is None else scale, dropout)
         self.norm = None if norm is None else norm(inner)
+        gates = {"elements": inner, "heads": num_heads}
+        self.gate = None if gate is None else nn.Linear(emb_size, gates[gate], bias=qkv_bias)
         self.projection = nn.Linear(inner, emb_size, bias=projection_bias) if projection else None
         self.projection_dropout = nn.Dropout(projection_dropout)
 
@@ -134,10 +144,13 @@ class MultiHeadAttention(nn.Module):
         keys = keys if self.key_norm is None else self.key_norm(keys)
         return queries, keys, values
 
-    def join(self, heads: Tensor) -> Tensor:
-        """Joins the heads' outputs (b, h, n, d) and projects them to (b, n, e)."""
+    def join(self, heads: Tensor, tokens: Tensor) -> Tensor:
+        """Joins the heads' outputs (b, h, n, d), gates them by the tokens, and projects them to (b, n, e)."""
         out = rearrange(heads, "b h n d -> b n (h d)")
         out = out if self.norm is None else self.norm(out)
+        if self.gate is not None:
+            by_head = (self.num_heads, -1)
+            out = (out.unflatten(-1, by_head) * self.gate(tokens).sigmoid().unflatten(-1, by_head)).flatten(-2)
         if self.projection is None:
             return out
         projected: Tensor = self.projection_dropout(self.projection(out))
@@ -145,7 +158,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attends where ``mask``, boolean and broadcast to (b, h, n, n), is True for query (row) and key (column)."""
-        return self.join(self.attend(*self.heads(tokens), mask))
+        return self.join(self.attend(*self.heads(tokens), mask), tokens)
 
     def extra_repr(self) -> str:
         return f"num_heads={self.num_heads}, dim_head={self.dim_head}"
@@ -208,6 +221,8 @@ class RotaryAttention(MultiHeadAttention):
         max_resolution: frequencies of pixels instead of a temperature; none when not given.
         reference_grid: grid of pre-training, to which another one is rescaled; none when not given.
         centred: whether coordinates are the centres of patches from -1 to 1 (DINOv3).
+        register_temperature: base of the frequencies of registers, which stand in a square of their own (ViT-5); they
+            are not rotated when not given.
     """
 
     def __init__(
@@ -219,8 +234,10 @@ class RotaryAttention(MultiHeadAttention):
         max_resolution: float | None = None,
         reference_grid: tuple[int, int] | None = None,
         centred: bool = False,
+        register_temperature: float | None = None,
         qkv_bias: bool = True,
         qk_norm: Layer | None = None,
+        gate: Gate | None = None,
         projection_bias: bool = True,
         dropout: float = 0.0,
         projection_dropout: float = 0.0,
@@ -230,6 +247,7 @@ class RotaryAttention(MultiHeadAttention):
             num_heads,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
+            gate=gate,
             projection_bias=projection_bias,
             dropout=dropout,
             projection_dropout=projection_dropout,
@@ -239,11 +257,11 @@ class RotaryAttention(MultiHeadAttention):
                 f"num_heads={num_heads}: heads of {self.dim_head} channels, which has to be a multiple of 4"
             )
         self.temperature, self.max_resolution, self.reference_grid = temperature, max_resolution, reference_grid
-        self.centred = centred
+        self.centred, self.register_temperature = centred, register_temperature
         self.positions: RotaryPositions | None = None
 
-    def set_grid(self, grid: tuple[int, int], prefix_tokens: int) -> None:
-        """Sets the positions of the tokens: rows and columns of patches, and the number of tokens before them."""
+    def set_grid(self, grid: tuple[int, int], prefix_tokens: int, registers: int = 0) -> None:
+        """Sets the positions: rows and columns of patches, and how many tokens, of these registers, are before them."""
         positions = RotaryPositions(
             grid,
             self.dim_head,
@@ -252,6 +270,8 @@ class RotaryAttention(MultiHeadAttention):
             max_resolution=self.max_resolution,
             reference_grid=self.reference_grid,
             centred=self.centred,
+            registers=registers if self.register_temperature is not None else 0,
+            register_temperature=self.register_temperature or 1.0,
         )
         weight = next(self.parameters())
         self.positions = positions.to(weight.device, weight.dtype)

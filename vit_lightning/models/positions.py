@@ -184,6 +184,9 @@ class RotaryPositions(ExactTable):
         reference_grid: grid of pre-training, to which this one is rescaled; none when not given.
         centred: whether coordinates are the centres of patches from -1 to 1, and frequencies 2 pi times those of a
             temperature (DINOv3); without max_resolution.
+        registers: number of registers, the last of the tokens before the patches, that are rotated as a square of
+            their own; a square number.
+        register_temperature: base of their frequencies.
     """
 
     def __init__(
@@ -196,6 +199,8 @@ class RotaryPositions(ExactTable):
         max_resolution: float | None = None,
         reference_grid: Grid | None = None,
         centred: bool = False,
+        registers: int = 0,
+        register_temperature: float = 100.0,
     ) -> None:
         if dim_head % 4:
             raise UserError(f"dim_head={dim_head} must be a multiple of 4 for rotary positions in two dimensions")
@@ -204,6 +209,13 @@ class RotaryPositions(ExactTable):
                 ("temperature", temperature, temperature > 0.0, "above 0"),
                 ("max_resolution", max_resolution, max_resolution is None or max_resolution > 0.0, "above 0"),
                 ("max_resolution", max_resolution, max_resolution is None or not centred, "left out with centred=true"),
+                (
+                    "register_tokens",
+                    registers,
+                    math.isqrt(registers) ** 2 == registers,
+                    "a square number to be rotated",
+                ),
+                ("register_temperature", register_temperature, register_temperature > 0.0, "above 0"),
             )
         )
         count = dim_head // 4
@@ -219,10 +231,16 @@ class RotaryPositions(ExactTable):
             frequencies = math.pi * 2.0 ** (steps / max(1, count - 1) * (math.log2(max_resolution) - 1.0))
         if reference_grid is not None:  # another resolution is rescaled to the grid of pre-training
             axes = [axis / size * old for axis, size, old in zip(axes, grid, reference_grid, strict=True)]
+        square = [torch.arange(math.isqrt(registers), dtype=torch.float64, device="cpu")] * 2
+        angles = [self.angles(square, register_temperature ** -(steps / count)), self.angles(axes, frequencies)]
+        super().__init__(torch.cat(angles), at_least=torch.float32)  # sine and cosine of bfloat16 would be far off
+        self.prefix_tokens = prefix_tokens - registers
+
+    @staticmethod
+    def angles(axes: list[Tensor], frequencies: Tensor) -> Tensor:
+        """Returns the angles of a grid of rows and columns, (rows * columns, dim_head / 2)."""
         y, x = torch.meshgrid(*axes, indexing="ij")
-        angles = torch.cat([y.reshape(-1, 1) * frequencies, x.reshape(-1, 1) * frequencies], dim=1)
-        super().__init__(angles, at_least=torch.float32)  # sine and cosine of angles in bfloat16 would be far off
-        self.prefix_tokens = prefix_tokens
+        return torch.cat([y.reshape(-1, 1) * frequencies, x.reshape(-1, 1) * frequencies], dim=1)
 
     def _cast(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         angles = super()._cast(self.exact.device, dtype)

@@ -168,12 +168,12 @@ class ViT(NamedSequential):
         refuse(checks.parts(self, given))
         self.image_size, self.patch_size, self.in_channels = image_size, patch_size, in_channels
         self.num_classes, self.emb_size, self.depth, self.num_heads = num_classes, emb_size, depth, num_heads
-        self.prefix_tokens, self.drop_path = prefix_tokens, drop_path
+        self.prefix_tokens, self.register_tokens, self.drop_path = prefix_tokens, register_tokens, drop_path
         self.encoder.activation_checkpointing = activation_checkpointing
         self.patch_embedding.float32_residual = float32_residual
         rotary = [module for module in self.modules() if isinstance(module, RotaryAttention)]
         for module in rotary:
-            module.set_grid(grid, prefix_tokens)
+            module.set_grid(grid, prefix_tokens, register_tokens)
         if positions != "none" or rotary:
             self.patch_embedding.image_size = image_size
         chosen(initialisation, INITIALISATIONS)(self)
@@ -204,7 +204,7 @@ class ViT(NamedSequential):
             positions.set_grid(grid, interpolation)
         for module in self.encoder.modules():
             if isinstance(module, RotaryAttention):
-                module.set_grid(grid, self.prefix_tokens)
+                module.set_grid(grid, self.prefix_tokens, self.register_tokens)
         self.image_size = size
         if self.patch_embedding.image_size is not None:
             self.patch_embedding.image_size = size

@@ -239,8 +239,9 @@ def _is_only_called(module: nn.Module) -> bool:
 def first_token(block: Any, tokens: Tensor) -> Tensor:
     """Returns what a block makes of the first token, (b, n, e) -> (b, 1, e)."""
     norm, attention, *rest = block.attention.fn
-    queries, keys, values = attention.heads(norm(tokens))
-    out: Tensor = attention.join(attention.attend(queries[:, :, :1], keys, values))
+    normed = norm(tokens)
+    queries, keys, values = attention.heads(normed)
+    out: Tensor = attention.join(attention.attend(queries[:, :, :1], keys, values), normed[:, :1])
     for part in rest:
         out = part(out)
     first: Tensor = block.feed_forward(tokens[:, :1] + out)

@@ -119,6 +119,11 @@ def _final_norm(reader: ShapeReader) -> str:
     return "before_pool" if reader.has("norm.weight") else "after_pool" if reader.has("head.norm.weight") else "none"
 
 
+def _gate(reader: ShapeReader) -> str | None:
+    gate, qkv = f"{_HEADS}.gate.weight", f"{_HEADS}.qkv.weight"
+    return None if not reader.has(gate) else "elements" if 3 * reader.size(gate) == reader.size(qkv) else "heads"
+
+
 def _hidden(reader: ShapeReader) -> int:
     dictionary = f"{_ISTA}.dictionary"
     return reader.size(dictionary) if reader.has(dictionary) else reader.size(f"{_MLP}.contract.weight", 1)
@@ -184,6 +189,7 @@ TABLE = (
     Option("qkv_bias", True, "attention.qkv_bias", _has(f"{_HEADS}.qkv.bias")),
     Option("qk_norm", None, "attention.qk_norm", _norm_of(f"{_HEADS}.query_norm")),
     Option("attention_norm", None, "attention.norm", _norm_of(f"{_HEADS}.norm")),
+    Option("gate", None, "attention.gate", _gate),
     Option("projection", True, "attention.projection", _has(f"{_HEADS}.projection.weight")),
     Option(
         "projection_bias",
@@ -223,6 +229,7 @@ class Rotary(NamedTuple):
     max_resolution: float | None = None
     reference_grid: list[int] | None = None
     centred: bool = False
+    register_temperature: float | None = None
 
 
 Kinds = dict[str, type[nn.Module]]
@@ -400,7 +407,9 @@ def _read(modules: Mapping[str, nn.Module], reader: ShapeReader) -> Options:
     found["attention"] = _kind(layer, ATTENTIONS, "softmax")
     if isinstance(layer, RotaryAttention):
         grid = layer.reference_grid and list(layer.reference_grid)
-        found["rotary"] = Rotary(layer.temperature, layer.max_resolution, grid, layer.centred)
+        found["rotary"] = Rotary(
+            layer.temperature, layer.max_resolution, grid, layer.centred, layer.register_temperature
+        )
     return found
 
 
