@@ -88,14 +88,7 @@ class MetricFacts:
 
 METRICS = {
     "loss": MetricFacts(lambda classes: MeanLoss(), "minimize", "loss"),  # the only one updated with the loss
-    "acc": MetricFacts(
-        Accuracy,
-        "maximize",
-        "accuracy",
-        percent=True,
-        counts_images=True,
-        in_bar=True,
-    ),
+    "acc": MetricFacts(Accuracy, "maximize", "accuracy", percent=True, counts_images=True, in_bar=True),
     "acc5": MetricFacts(
         lambda classes: MulticlassAccuracy(classes, top_k=5, average="micro", validate_args=False),
         "maximize",

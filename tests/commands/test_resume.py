@@ -61,20 +61,14 @@ def test_a_run_that_is_over_takes_no_changes(results):
     assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
 
 
-def with_list(held):
-    name = next(name for name in held["state_dict"] if not name.startswith("network."))
-    held["state_dict"][name] = [held["state_dict"][name]]
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda held: held["callbacks"]["Stopwatch"].update(seconds="long"), "its contents do not fit together"),
-        (lambda held: held["callbacks"].pop("Stopwatch"), "its contents do not fit together"),
-        (with_list, "last.ckpt is damaged: "),
+        lambda held: held["callbacks"]["Stopwatch"].update(seconds="long"),
+        lambda held: held["callbacks"].pop("Stopwatch"),
     ],
 )
-def test_a_run_is_named_whose_checkpoints_hold_something_else(results, change, words, capsys):
+def test_a_run_is_named_whose_checkpoints_hold_something_else(results, change, capsys):
     Path("out/results.json").unlink()
     for path in Path("out/checkpoints").iterdir():
         held = read_checkpoint(path, mmap=False)
@@ -83,7 +77,7 @@ def test_a_run_is_named_whose_checkpoints_hold_something_else(results, change, w
             torch.save(held, file)
             seal(file)
     assert main(["fit", "--resume=out"]) == 2
-    assert words in capsys.readouterr().err
+    assert "its contents do not fit together" in capsys.readouterr().err
 
 
 def test_rows_that_are_no_metrics_do_not_end_a_run(results, drawn):

@@ -53,11 +53,6 @@ def test_label_smoothing_acts_in_training_only():
     assert module.losses["val"](logits, labels) == module.losses["test"](logits, labels) == plain
 
 
-def test_five_classes_have_no_top_5():
-    assert "acc5" not in ViTClassifier(small(5)).test_metrics
-    assert "acc5" in ViTClassifier(small(6)).test_metrics
-
-
 class Rates(Callback):
     def __init__(self) -> None:
         self.rates: list[float] = []

@@ -103,13 +103,6 @@ def test_warmup_epochs_may_be_a_fraction_and_end_with_training(epochs, warmup):
     assert used == pytest.approx(expected)
 
 
-def test_all_problems_are_listed_at_once():
-    with pytest.raises(UserError) as raised:
-        OptimizerConfig(lr=-1, weight_decay=-1, betas=(2, 2), eps=-1, warmup_epochs=-1, min_lr=-1)
-    names = [problem.split("=")[0] for problem in raised.value.problems]
-    assert names == ["lr", "weight_decay", "eps", "warmup_epochs", "min_lr", "betas"]
-
-
 def test_a_frozen_network_is_refused():
     with pytest.raises(UserError, match="all are frozen"):
         parameter_groups(torch.nn.Linear(2, 2).requires_grad_(False), 0.1)

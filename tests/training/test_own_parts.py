@@ -128,7 +128,6 @@ def test_a_list_of_numbers_is_a_tensor_where_a_loss_takes_one(in_folder):
         ("[1, 2]", "loss.class_path=CrossEntropyLoss: with labels: "),
         ("[1, a]", "loss.weight=[1, 'a'] must be a list of finite numbers or null"),
         ("[1, [2, 3]]", "loss.weight=[1, [2, 3]] must be a list of finite numbers or null"),
-        ("{class_path: torch.tensor, data: [1, 2]}", "loss.weight: give the numbers alone, [1, 2]"),
     ],
 )
 def test_numbers_that_make_no_tensor_are_refused(given, problem):

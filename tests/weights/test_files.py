@@ -142,18 +142,13 @@ def test_hostile_and_damaged_files_are_named(make, message, tmp_path, monkeypatc
     ("files", "message"),
     [
         ({}, "the folder holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor model.safetensors, "),
-        ({"checkpoint/mp_rank_00_model_states.pt": ""}, r"is a checkpoint of DeepSpeed: give .*/mp_rank_00_model"),
-        (
-            {f"checkpoint/zero_pp_rank_{rank}_mp_rank_00_model_states.pt": "" for rank in (0, 1)},
-            "convert_zero_checkpoint_to_fp32_state_dict of Lightning joins its files",
-        ),
         ({"adapter_config.json": "{}"}, "is an adapter of PEFT: give what its merge_and_unload"),
         ({"model.safetensors.index.json": '{"weight_map": {"a": "../a.safetensors"}}'}, "is no file beside it"),
         ({"model.safetensors.index.json": '{"weight_map": 3}'}, "has no weight_map"),
         ({"model.safetensors.index.json": "[" * 10**5}, "is no JSON"),
         ({"pytorch_model.bin": "", "config.json": "{}"}, "holds no weights"),
     ],
-    ids=["empty", "DeepSpeed", "ZeRO 3", "adapter", "outside", "no map", "deep", "no weights"],
+    ids=["empty", "adapter", "outside", "no map", "deep", "no weights"],
 )
 def test_folders_without_weights_are_named(files, message, tmp_path):
     save_file(WEIGHTS, tmp_path / "a.safetensors")

@@ -129,14 +129,6 @@ def test_what_a_file_of_weights_may_name(trained):
     )
 
 
-def test_all_is_named_at_once():
-    with pytest.raises(UserError) as caught:
-        refuse_untrusted({"model": {"class_path": "a.B", "init_args": {"norm": {"class_path": "c.D"}}}})
-    assert [text.split(" of none")[0] for text in caught.value.problems] == [
-        "model.class_path=a.B, model.init_args.norm.class_path=c.D are"
-    ]
-
-
 OWN = """
 from torch import nn
 class Mix(nn.Module):

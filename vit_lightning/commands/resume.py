@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
-from torch import Tensor
 
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import say
@@ -119,13 +118,6 @@ class Resumed:
         if path is not None:
             prefix = "network." if isinstance(module, ViTClassifier) else ""
             network_weights(network_of(module), checkpoint, path, prefix)
-            tensors = {name for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-            held = checkpoint["state_dict"]
-            refuse(
-                f"{path} is damaged: {name} is no tensor"
-                for name in sorted(tensors & held.keys())
-                if not isinstance(held[name], Tensor)
-            )
         for complaint in complaints:
             warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
         remove_partial_files(self.folder)

@@ -159,10 +159,6 @@ def _file_in(folder: Path) -> Path:
         raise UserError(f"{folder} is an adapter of PEFT: {way_out}")
     if not found and (run := newest_run(folder)):
         raise UserError(f"{folder} holds runs and is none itself{run}")
-    if not found and (states := sorted(folder.glob("checkpoint/*_model_states.pt"))):
-        joins = "convert_zero_checkpoint_to_fp32_state_dict of Lightning joins its files"
-        way_out = f"give {states[0]}" if len(states) == 1 else joins
-        raise UserError(f"{folder} is a checkpoint of DeepSpeed: {way_out}")
     if not found:
         raise UserError(f"the folder holds neither {BEST} nor {LAST} nor {', '.join(IN_FOLDER)}")
     return found[0]
