@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,35 +30,43 @@ from vit_lightning.weights.init_from import FirstWeights, with_resized_positions
 
 
 def check_network(groups: Groups) -> None:
-    """Tries the network on the meta device, with data, settings and weights, and fits the initial weights to it."""
+    """Tries the network on the meta device, with data, settings and weights.
+
+    Leaves out its arguments that it does not take, and fits the initial weights to it.
+    """
     reader, part, data = groups.reader, groups.network, groups.data
     if part is None or data is None:
         return
-    shape = data.in_channels, *data.image_size
+    before, shape = len(reader.problems), (data.in_channels, *data.image_size)
     with problems_of(reader, ""):
-        groups.empty = _make_empty(part)
-        reader.problems += network_problems(groups.empty, shape, len(data.label_names))
-        reader.problems += _fine_tune(groups.empty, groups.settings["lora"], groups.general.get("freeze"), shape)
-        reader.problems += optimizer_problems(groups.empty, groups.settings["optimizer"])
-        groups.initial = _weights(groups.empty, data, groups.general, groups.merged)
+        groups.network, groups.empty = _make_empty(part, reader.problems)
+        if len(reader.problems) == before:
+            reader.problems += network_problems(groups.empty, shape, len(data.label_names))
+            reader.problems += _fine_tune(groups.empty, groups.settings["lora"], groups.general.get("freeze"), shape)
+            reader.problems += optimizer_problems(groups.empty, groups.settings["optimizer"])
+            groups.initial = _weights(groups.empty, data, groups.general, groups.merged)
 
 
-def _make_empty(part: Part) -> nn.Module:
-    """Returns a network on the meta device.
+def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:
+    """Returns a network without arguments that it hands on to a class which refuses them, and it on the meta device.
 
     Raises:
-        UserError: it cannot be made, such as for an argument that it hands on to a class which refuses it.
+        UserError: it cannot be made.
     """
-    try:
-        return empty_network(part.make)
-    except UserError as error:
-        found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        if found is None or found[2] not in part.arguments or not signature_of(part.target).others:
-            raise
-        kind, name = found.groups()
-        known = {*signature_of(part.target).options, *names_of_timm(part.target, part.arguments)}
-        hint = f"did you mean model.{likely[0]}?" if (likely := near(name, known)) else f"choose {', '.join(known)}"
-        raise UserError(f"model.{name}={part.arguments[name]}: {kind} takes no such argument ({hint})") from error
+    while True:
+        try:
+            return part, empty_network(part.make)
+        except UserError as error:
+            found = re.search(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", str(error))
+            signature = signature_of(part.target)
+            if found is None or found[2] not in part.arguments or not signature.others:
+                raise
+            known = {*signature.options, *names_of_timm(part.target, part.arguments)}
+            likely = near(found[2], known)
+            hint = f"did you mean model.{likely[0]}?" if likely else f"choose {', '.join(sorted(known))}"
+            value = part.arguments[found[2]]
+            problems.append(f"model.{found[2]}={value}: {found[1]} takes no such argument ({hint})")
+            part = replace(part, arguments={key: part.arguments[key] for key in part.arguments if key != found[2]})
 
 
 def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None, shape: tuple[int, ...]) -> list[str]:
