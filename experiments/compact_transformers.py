@@ -24,18 +24,19 @@ def learning_rate(epoch: int, epochs: int, warmup: int = 5) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup)))
 
 
-def timm_learning_rate(epoch: int, epochs: int, warmup: int, cooldown: int, least: float) -> float:
+def timm_learning_rate(epoch: int, epochs: int, warmup: int, cooldown: int, first: float, least: float) -> float:
     """Returns the factor of lr in an epoch of timm's training script, whose cosine spans the warm-up too.
 
     Args:
         epoch: epochs that are completed.
         epochs: epochs of the training.
-        warmup: epochs of the linear warm-up, from ``least``.
+        warmup: epochs of the linear warm-up.
         cooldown: epochs at the end, at ``least``.
-        least: factor in the first epoch and at the end.
+        first: factor in the first epoch.
+        least: factor at the end.
     """
     if epoch < warmup:
-        return least + (1.0 - least) * epoch / warmup
+        return first + (1.0 - first) * epoch / warmup
     progress = min(1.0, epoch / max(1, epochs - cooldown))
     return least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * progress))
 

@@ -123,6 +123,16 @@ def theirs(name: str, names: dict[str, str]) -> str:
     return (names[key] + plain.removeprefix(key)).replace("*", block)
 
 
+@pytest.mark.parametrize("name", ["vit_lite", "cvt", "spt_vit"])
+def test_the_config_of_cifar_100_has_the_recipe_of_cifar_10(name):
+    ten, hundred = (yaml.safe_load((REPOSITORY / f"experiments/cifar{n}_{name}.yaml").read_text()) for n in (10, 100))
+    assert (ten["data"].pop("class_path"), hundred["data"].pop("class_path")) == (
+        "vit_lightning.CIFAR10",
+        "vit_lightning.CIFAR100",
+    )
+    assert ten == hundred
+
+
 def network_of(published: Published) -> nn.Module:
     return (
         resolve([f"--config={REPOSITORY}/experiments/{published.config}.yaml", "--data.augment=[HorizontalFlip]"])
@@ -207,10 +217,11 @@ def test_learning_rates_are_those_of_the_training_scripts(monkeypatch):
     assert rates[5:] == pytest.approx([(1 + np.cos(np.pi * n / 195)) / 2 for n in range(195)])
     scheduler = pytest.importorskip("timm.scheduler")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=5.5e-4)
-    timm = scheduler.CosineLRScheduler(optimizer, 300, lr_min=1e-5, warmup_t=10, warmup_lr_init=1e-5)
+    timm = scheduler.CosineLRScheduler(optimizer, 300, lr_min=1e-5, warmup_t=10, warmup_lr_init=1e-6)
     for epoch in range(310):
         timm.step(epoch)
-        found = 5.5e-4 * timm_learning_rate(epoch, 310, warmup=10, cooldown=10, least=1e-5 / 5.5e-4)
+        ends = {"first": 1e-6 / 5.5e-4, "least": 1e-5 / 5.5e-4}
+        found = 5.5e-4 * timm_learning_rate(epoch, 310, warmup=10, cooldown=10, **ends)
         assert found == pytest.approx(optimizer.param_groups[0]["lr"]), epoch
 
 

@@ -60,7 +60,7 @@ NEEDED = {crate.ISTA: {"block": crate.CrateBlock, "attention": crate.MSSA}, "cla
 
 
 def acts_in_training(name):
-    return name in TRAINING_ALONE or "drop" in name
+    return name in (*TRAINING_ALONE, "std") or "drop" in name
 
 
 def arguments():

@@ -15,7 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
-from vit_lightning.limits import choice, problems_of, refuse
+from vit_lightning.limits import at_least, choice, problems_of, refuse
 from vit_lightning.models.resize import Interpolation, interpolated, resize_matrix
 
 Grid = tuple[int, int]
@@ -26,10 +26,18 @@ class LearnedPositions(nn.Module):
     """A learned vector for each token, those before the patches included (Dosovitskiy et al. 2021, equation 1).
 
     Images of another size get a table that is interpolated in each step; the learned one keeps its shape.
+
+    Args:
+        grid: rows and columns of patches.
+        emb_size: width of the tokens.
+        prefix_tokens: number of tokens before the patches.
+        std: standard deviation of the first vectors, normal; that of ViT's initialisation when not given.
     """
 
-    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
+    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0, *, std: float | None = None) -> None:
         super().__init__()
+        refuse(at_least(0, std=std))
+        self.std = std
         self.table = nn.Parameter(torch.zeros(1, prefix_tokens + grid[0] * grid[1], emb_size))
         self.grid = grid
         self.table_prefix = prefix_tokens
@@ -57,8 +65,8 @@ class LearnedPositions(nn.Module):
 class LearnedPatchPositions(LearnedPositions):
     """A learned vector for each patch, none for the tokens before them (big_vision; DeiT III)."""
 
-    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
-        super().__init__(grid, emb_size)
+    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0, *, std: float | None = None) -> None:
+        super().__init__(grid, emb_size, std=std)
         self.prefix_tokens = prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
