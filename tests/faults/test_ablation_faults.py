@@ -14,14 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import harness
+import numpy as np
 import pytest
 import yaml
 from fake_runs import pretend
 
 from vit_lightning.ablation import ledger as ledgers
+from vit_lightning.ablation import timing
 from vit_lightning.ablation.ablate import AblateConfig, SomeFailed, ablate
 from vit_lightning.ablation.ledger import Planned, read_study
+from vit_lightning.ablation.plan import read_plan
+from vit_lightning.errors import UserError
+from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
+from vit_lightning.storage.metrics import read_metrics
 
 MICRO = {
     "model.patch_size": 4,
@@ -303,3 +309,65 @@ def test_a_changed_plan_is_refused_and_changed_code_is_named(in_arms, monkeypatc
     assert study.plan_changed == [f"torch was {code['torch']}, is 0.1"]
     assert [(run.seed, run.state) for run in study.runs] == [(seed, "done") for seed in range(8)] * 2
     assert all(path.read_bytes() == content for path, content in done.items()), "what was done stays as it is"
+
+
+def test_each_arm_trains_for_the_time_of_its_baseline_by_one_timing(in_arms, monkeypatch, capsys):
+    monkeypatch.setattr(timing, "SECONDS", 0.3)
+    monkeypatch.setattr(timing, "ROUNDS", 2)
+    sleeps = {
+        arm: {"trainer.callbacks": [{"class_path": "ablation_arms.Sleeps", "init_args": {"seconds": seconds}}]}
+        for arm, seconds in {"short": 0.02, "long": 0.08}.items()
+    }
+    write_plan(in_arms, sleeps, equal="time", fixed={"trainer.max_epochs": 3})
+    pretend("plan.yaml", "out", "long-seed0", "short-seed0")
+    config = AblateConfig(Path("plan.yaml"), out=Path("out"), workers=1)
+    ablate(config)
+    study = read_study(Path("out"))
+    assert study.timing["short"]["options"] == {}
+    found = study.timing["long"]
+    assert 1.3 < found["ratio"] < 4.5
+    assert found["base_steps"] == 24
+    assert found["steps"] == pytest.approx(24 / found["ratio"], abs=1)
+    long, short = [next(run for run in study.runs if (run.arm, run.seed) == (arm, 0)) for arm in ("long", "short")]
+    assert (long.results["steps"], short.results["steps"]) == (found["steps"], 24)
+    rows = read_metrics(Path("out") / long.folder)
+    assert [row["step"] for row in rows if "val/acc" in row][-1] == found["steps"] - 1, "it is validated at its end"
+    rates = [row["lr"] for row in rows if "lr" in row]
+    assert rates[-1] < 0.1 * max(rates), "its schedule ends with it"
+    report = make_report(study)
+    assert f"trainer.max_steps={found['steps']}" in report.sentences[-1] + report.sentences[0]
+    assert f"{found['steps']} steps, not 24" in report.facts["equal time"]
+    assert "who wins an hour" in report.caveats[0]
+    planned = next(check for check in report.checks if check.name.startswith("arms differ only"))
+    assert "these differ too" not in planned.text
+    before = Path("out/ledger/timing.json").read_bytes()
+    ablate(config)
+    assert Path("out/ledger/timing.json").read_bytes() == before
+    assert capsys.readouterr().out.count("timing steps") == 1
+
+
+def test_an_arm_that_cannot_be_timed_is_named_before_any_run(in_arms):
+    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": breaking("config")}}, equal="time")
+    with pytest.raises(UserError, match=r"compare.equal=time: steps could not be timed: model.depth=9 is more than"):
+        ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=1))
+    assert not Path("out/runs").exists()
+    longer = {"good": {}, "bad": {"trainer.max_epochs": 3}}
+    write_plan(in_arms, longer, equal="time", fixed={"trainer.max_time": "1:0:0:0"})
+    with pytest.raises(UserError) as caught:
+        read_plan(Path("plan.yaml"))
+    assert "compare.equal=time: runs need one device and no trainer.max_time" in str(caught.value)
+
+
+@pytest.mark.parametrize("validations", [0, 1, 3, 30])
+@pytest.mark.parametrize("per_epoch", [1, 7, 400])
+def test_steps_of_equal_time_are_near_and_end_with_a_validation(validations, per_epoch):
+    timer = timing.Timer(None)
+    timer.per_epoch = timer.batches = per_epoch
+    for steps in np.geomspace(1, 10**5, 60):
+        options = timing._options(timer, steps, validations)
+        most, between = options["trainer.max_steps"], options.get("trainer.val_check_interval")
+        assert abs(most - steps) <= max(1.0, 0.03 * steps)
+        assert (between is None) == (validations == 0)
+        if between:
+            assert most % between == 0
+            assert most / between <= 1.25 * validations

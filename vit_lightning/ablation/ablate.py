@@ -149,6 +149,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         *([f"  raised from at most {', '.join(map(str, earlier))} seeds: alpha is not spent again"] if earlier else []),
         "  a seed of which a run fails is replaced by the next: at most half as many more than an analysis has",
         f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.checkpoint.monitor}",
+        *(["  arms train for the time of their baseline, timed before the first run"] if compare.equal else []),
         *([f"  better or worse arms also by {', then '.join(compare.then)}"] if compare.then else []),
         f"  smallest effect {effect}, alpha {compare.alpha:g}",
         f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",

@@ -7,6 +7,7 @@ must not have started computing threads of its own: it keeps to one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import multiprocessing
@@ -15,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -25,10 +26,12 @@ import torch
 from vit_lightning.ablation.claims import Claim
 from vit_lightning.ablation.ledger import Kind, Ledger, Planned
 from vit_lightning.ablation.plan import Plan
+from vit_lightning.ablation.timing import time_arms
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import OwnFault
 from vit_lightning.errors import CannotResume, Diverged, UserError
+from vit_lightning.report.comparisons import base_of
 from vit_lightning.signals import STOP, die_with, obey_parent
 from vit_lightning.storage.folder import InUse, read_json, write_whole
 from vit_lightning.storage.metrics import read_results
@@ -81,6 +84,7 @@ class Attempts:
         folder, plan = self.ledger.run_folder(run), self.plan
         try:
             values = self.ledger.choose(run) if run.trial is None else self.ledger.trials[run.trial]
+            values = {**values, **self.ledger.timing.get(run.arm, {}).get("options", {})}
             words = plan.arguments(run.arm, run.seed, values, trial=run.trial is not None)
             experiment = plan.experiment(run.arm, run.seed, values, trial=run.trial is not None)
         except UserError as error:  # values of the tuning that this arm does not allow
@@ -90,12 +94,37 @@ class Attempts:
         visible = None if self.devices is None else self.devices[free % len(self.devices)]
         words = ["fit", *words, f"--out={folder}", "--resume=auto"]
         experiment = replace(experiment, out=folder, resume="auto", allowed_changes=("wandb",))
-        arguments = (experiment, words, claim.path, self.ledger.facts["threads"], visible, os.getpid())
-        process = FORK.Process(target=_work, args=arguments)
-        process.start()
+        process = self._fork(functools.partial(_fit_alone, experiment), words, claim.path, visible)
         written, stacks = _last_written(folder), _size(stacks_of(folder))
         self.running.append(Attempt(run, claim, process, free, written, time.monotonic(), stacks))
         return None
+
+    def _fork(self, task: Callable[[], None], words: list[str], claim: Path, visible: str | None) -> ForkProcess:
+        arguments = (task, words, claim, self.ledger.facts["threads"], visible, os.getpid())
+        process = FORK.Process(target=_work, args=arguments)
+        process.start()
+        return process
+
+    def time_arms(self, received: Sequence[int]) -> None:
+        """Times the arms in a process of its own where they get equal time, once in an ablation.
+
+        Raises:
+            UserError: an arm cannot be trained.
+        """
+        if not self.plan.compare.equal or self.ledger.timing:
+            return
+        path, study = self.ledger.folder / "ledger" / "timing.json", self.ledger.study()
+        path.parent.mkdir(exist_ok=True)
+        print("timing steps of all arms in turns ...", flush=True)
+        task = functools.partial(time_arms, self.plan, {arm: base_of(study, arm) for arm in study.arms}, path)
+        process = self._fork(task, ["ablate", self.plan.file], path, self.devices and self.devices[0])
+        while process.is_alive() and not received:
+            time.sleep(0.02)
+        if received:
+            _kill(process)
+        elif not self.ledger.timing:
+            cause = read_json(path.with_suffix(".fault")).get("cause", f"the process returned {process.exitcode}")
+            raise UserError(f"compare.equal=time: steps could not be timed: {cause} ({path.with_suffix('.log')})")
 
     def collect(self) -> list[tuple[Planned, str]]:
         """Returns the runs whose attempts have ended since the last call, each with the outcome in words."""
@@ -188,12 +217,12 @@ def _last_written(folder: Path) -> float:
 
 
 def _work(
-    experiment: Experiment, words: list[str], claim: Path, threads: int, visible: str | None, parent: int
+    task: Callable[[], None], words: list[str], claim: Path, threads: int, visible: str | None, parent: int
 ) -> None:
-    """Runs the process of one attempt.
+    """Runs the process of one attempt, or that of the timing.
 
     Args:
-        experiment: the run's.
+        task: what it does.
         words: arguments of the equivalent command.
         claim: its claim; beside it the output of the process, and the cause of a fault, are written.
         threads: number of its threads.
@@ -216,7 +245,7 @@ def _work(
     torch.set_num_threads(threads)
     sys.argv[1:] = words
     try:
-        _fit_alone(experiment)
+        task()
     except BaseException as fault:
         sys.exit(_report_fault(fault, claim.with_suffix(".fault")))
 

@@ -4,6 +4,7 @@
     ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     ledger/RUN/0001.retry   the failure of that attempt is tried again, in all processes
+    ledger/timing.json      the steps of each arm that take equal time
     runs/RUN/               the run folder
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
     ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on; ARM-SEED.json where
@@ -254,7 +255,13 @@ class Ledger:
             runs=runs,
             factors=facts["factors"],
             plan_file=facts["file"],
+            timing=self.timing,
         )
+
+    @property
+    def timing(self) -> dict[str, dict[str, Any]]:
+        """Cost of a step and options of each arm, with equal time; empty before it has been timed."""
+        return read_json(self.folder / "ledger" / "timing.json")
 
     def _place(self, run: Planned) -> str:
         return str(self.run_folder(run).relative_to(self.folder))

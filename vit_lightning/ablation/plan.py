@@ -46,6 +46,8 @@ NOT_FOR_ARMS = {
     "test",
 }
 """Options that no arm may change: they identify the run or choose the images that measure it."""
+SET_BY_TIME = {"trainer.max_epochs", "trainer.max_steps", "trainer.val_check_interval"}
+"""Options that follow from equal time."""
 NOT_AN_ARM = ("report", TUNING, "null", "")
 """Names that no arm may have: those of other runs in W&B, and no name."""
 
@@ -546,6 +548,9 @@ def _problems_between(plan: Plan) -> list[str]:
     (first, ours), *others = sources.values()
     for arm, names in others:
         problems += differences(first, ours, arm, names, "their metrics cannot be compared")
+    given = {f"arm {arm}": own for arm, own in plan.arms.items()} | {"tune.options": plan.tune.options}
+    own = [f"{place}: {key}" for place, options in given.items() for key in SET_BY_TIME & {*options}]
+    problems += [f"{text}: compare.equal=time sets it (leave it out)" for text in own * bool(plan.compare.equal)]
     checkpoints = [item.settings.checkpoint for item in plan.experiments.values()]
     if len(by := {f"{item.monitor} ({item.mode})" for item in checkpoints}) > 1:
         problems.append(f"checkpoint.monitor: all arms must select by the same metric, not by {', '.join(sorted(by))}")
@@ -579,6 +584,9 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
         problems.append(f"compare.goal is missing: {either}")
     if not experiment.config["test"] or experiment.trainer["limit_test_batches"] == 0:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to compare")
+    several = experiment.trainer["devices"] not in ("auto", 1, "1") or experiment.trainer["max_time"]
+    if plan.compare.equal and several:
+        problems.append("compare.equal=time: runs need one device and no trainer.max_time")
     if runs := experiment.trainer["fast_dev_run"]:
         problems.append(f"trainer.fast_dev_run={runs} leaves no results")
     return problems

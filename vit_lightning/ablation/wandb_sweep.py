@@ -34,8 +34,9 @@ def write_sweep(plan: Plan, path: Path, chosen: Mapping[str, Mapping[str, Any]])
     Raises:
         UserError: an arm is not tuned yet, or the file cannot be written.
     """
-    if plan.tune.replicates:
-        raise UserError(f"wandb-sweep={path}: W&B's agents cannot tune each pair of runs anew (tune.replicates)")
+    if plan.tune.replicates or plan.compare.equal:
+        cannot = "tune each pair of runs anew (tune.replicates), nor time arms (compare.equal)"
+        raise UserError(f"wandb-sweep={path}: W&B's agents cannot {cannot}")
     tried = plan.tune.combinations
     if missing := [arm for arm in plan.arms if chosen.get(arm, {}) not in tried]:  # not yet, or by an earlier plan
         raise UserError(

@@ -80,6 +80,7 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, *, launched: bool 
     received: list[int] = []
     try:
         with contextlib.nullcontext() if launched else noted(received.append):
+            attempts.time_arms(received)
             _work_off(ledger, attempts, workers, received)
     except BrokenPipeError:  # what reads this has ended
         raise

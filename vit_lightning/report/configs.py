@@ -54,8 +54,7 @@ def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]
     tuning = study.tuning
     of_a_run = (*PER_RUN, *(["data.split_seed"] if study.split_varies else []))
     of_a_run += (*tuning.options,) if tuning is not None and tuning.replicates else ()
-    chosen = {} if tuning is None else tuning.chosen
-    named = {arm: overrides | chosen.get(arm, {}) for arm, overrides in study.arms.items()}
+    named = {arm: study.given(arm) for arm in study.arms}
     first = next(iter(configs.values()))
     by_run = {run: changes(first, config) for run, config in configs.items()}
     keys = sorted({key for changed in by_run.values() for key in changed if not _changes(of_a_run, key)})

@@ -41,6 +41,8 @@ class Compare:
         then: further test metrics with their smallest differences, in order, as {test/ece: 0.01}. An arm that is better
             or worse is compared by the next one too, within the same alpha: by each metric, better and worse have half
             of its level, and not better, not worse and all that follows the other half.
+        equal: with time each arm gets as many steps as take the time of its baseline, by a timing of all arms in turns
+            before the first run: the answer is who wins an hour, not a step.
         disagreement: fraction of the test images that one of two runs gets right and the other wrong, for the forecast
             before the first runs.
         extended: earlier ``max_seeds`` in order, where they were raised; kept by the ledger, no option of a plan. The
@@ -55,6 +57,7 @@ class Compare:
     arms: Literal["baseline", "pairs"] = "baseline"
     until: Answer = "equivalent"
     then: dict[str, float] = field(default_factory=dict)
+    equal: Literal["time"] | None = None
     disagreement: float = 0.05
     extended: tuple[int, ...] = ()
 
@@ -193,6 +196,13 @@ class Study:
     """Path of the plan, for the commands that the report prints."""
     goals: dict[str, Goal] = field(default_factory=dict)
     """Directions of the metrics of ``compare.then``."""
+    timing: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of each arm, with equal time: its baseline, the ratio of the seconds of a step, its steps, options for them."""
+
+    def given(self, arm: str) -> dict[str, Any]:
+        """Returns the options of an arm: its own, what tuning has chosen, and its steps for equal time."""
+        chosen = {} if self.tuning is None else self.tuning.chosen.get(arm, {})
+        return self.arms[arm] | chosen | self.timing.get(arm, {}).get("options", {})
 
     @functools.cached_property
     def next(self) -> Study | None:

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vit_lightning.config.files import word
 from vit_lightning.notation import counted, show_time
@@ -259,12 +258,10 @@ def interaction_lines(analysis: Analysis) -> list[Line]:
 
 def differs_in(analysis: Analysis, arm: str) -> str:
     """Names every option in which an arm differs from the baseline; of that what the plan gives it."""
-    study, given, baseline = analysis.study, dict[str, dict[str, Any]](), base_of(analysis.study, arm)
-    for name in (arm, baseline):
-        given[name] = study.arms[name] | ({} if study.tuning is None else study.tuning.chosen.get(name, {}))
+    study, baseline = analysis.study, base_of(analysis.study, arm)
+    own, base = study.given(arm), study.given(baseline)
     if arm == baseline:
-        return written(given[arm])
-    own, base = given[arm], given[baseline]
+        return written(own)
     found = [written({key: value}) for key, value in own.items() if key not in base or base[key] != value]
     found += [f"{key} as in the config" for key in base if key not in own]
     unplanned = [one for one in analysis.differences if not one.planned]
@@ -531,6 +528,8 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
     sizes = [f"{name} on {facts[key]}" for key, name in (("training", "trained"), ("test", "tested")) if key in facts]
     about += f" Runs were {' and '.join(sizes)}." if sizes else ""
     rules = analysis.study.compare
+    if rules.equal:
+        about += " Arms trained for equal time: this is about who wins an hour, not who wins a step."
     if more := ", then ".join(rules.then):
         about += f" Arms better or worse by {rules.metric} are compared by {more} too, within the same alpha."
     changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
