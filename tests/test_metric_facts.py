@@ -53,7 +53,7 @@ def test_top_5_needs_more_than_five_classes():
 
 @pytest.mark.parametrize("classes", [2, 10])
 def test_accuracy_counts_as_torchmetrics_does(classes):
-    ours, theirs = Accuracy(classes), MulticlassAccuracy(classes, average="micro", validate_args=False)
+    ours, theirs = Accuracy(), MulticlassAccuracy(classes, average="micro", validate_args=False)
     draw = torch.Generator().manual_seed(0)
     for images in (7, 1, 64):
         # of three levels, so that classes are tied; -100 is a label without a class
@@ -61,7 +61,4 @@ def test_accuracy_counts_as_torchmetrics_does(classes):
         labels = torch.randint(classes, (images,), generator=draw).masked_fill(probabilities[:, 0] == 2, -100)
         for metric in (ours, theirs):
             metric.update(probabilities, labels)
-    for metric in (ours, theirs):
-        metric.persistent(True)
-    torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()), rtol=0, atol=0)
     assert ours.compute() == theirs.compute()

@@ -116,11 +116,11 @@ _steps, _trainings = partial(_of, "gpu_steps"), partial(_of, "gpu_trainings")
 FIT = ("docstring-parser",)
 PARQUET = (*FIT, "datasets==5.2.0", "dill<0.4.2", "multiprocess<0.70.20")  # by what datasets asks for
 STUDY: dict[str, Any] = {
-    "workers": 4,
+    "workers": 2,
     "options": {
         **{"trainer.precision": "bf16-mixed", "compile": "reduce-overhead", "data.val_share": 0.0016},
-        "trainer.callbacks": [{"class_path": "compact_transformers.TestCurve", "every_n_epochs": 4}],
-        **{"pictures_every_n_epochs": 0, "wandb.mode": "disabled"},
+        "trainer.callbacks": [{"class_path": "compact_transformers.TestCurve", "every_n_epochs": 10}],
+        **{"checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0, "wandb.mode": "disabled"},
     },
 }
 """390 whole batches of 128 are an epoch: a smaller one would be compiled for itself."""

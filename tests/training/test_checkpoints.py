@@ -106,6 +106,13 @@ def test_time_makes_last_fall_due(tmp_path):
     assert [ready for ready, _, _ in writes.moments] == [0, 1, 2, 3, 4, 5, 6, 7, 7]  # 0 is the trial
 
 
+def test_last_is_written_at_the_end_of_some_epochs_alone(tmp_path):
+    writes = Writes()
+    config = CheckpointConfig(every_n_epochs=2, monitor="none", mode="max")
+    fit(tmp_path, writes, config=config, max_epochs=5, limit_val_batches=0)
+    assert [ready for ready, _, _ in writes.moments] == [0, 7, 7, 7]  # the trial, two epochs, the end
+
+
 def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):
     weights = {f"network.{name}": value for name, value in network().state_dict().items()}
     with pytest.raises(UserError, match="another architecture") as caught:

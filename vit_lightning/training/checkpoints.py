@@ -29,24 +29,28 @@ from vit_lightning.training.monitor import FiniteGuard
 
 @dataclass
 class CheckpointConfig:
-    """Checkpoints: last.ckpt is written before each validation or else at the end of an epoch, and at these intervals;
-    best.ckpt after a validation.
+    """Checkpoints: last.ckpt is written before each validation, and at these intervals; best.ckpt after a validation.
 
     Args:
         monitor: logged metric by which best.ckpt is chosen.
         mode: whether higher (max) or lower (min) values of monitor are better; needed for a metric of a
             LightningModule of your own that is no accuracy and no loss by its name.
+        every_n_epochs: epochs after which last.ckpt is written again; more than 1 where epochs take seconds.
         every_n_steps: optimizer steps after which last.ckpt is written again.
         every_minutes: minutes after which last.ckpt is written again.
     """
 
     monitor: str = "val/acc"
     mode: Literal["max", "min"] | None = None
+    every_n_epochs: int = 1
     every_n_steps: int | None = None
     every_minutes: float | None = None
 
     def __post_init__(self) -> None:
-        refuse(at_least(1, every_n_steps=self.every_n_steps), at_least(0, every_minutes=self.every_minutes))
+        refuse(
+            at_least(1, every_n_epochs=self.every_n_epochs, every_n_steps=self.every_n_steps),
+            at_least(0, every_minutes=self.every_minutes),
+        )
         if self.mode is None and (goal := goal_of(self.monitor)):
             self.mode = "max" if goal == "maximize" else "min"
 
@@ -160,7 +164,8 @@ class Checkpoints(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._validated_step == trainer.global_step:  # else the score is that of older weights
             self._save_best(trainer)
-        if not self._has_last(trainer):
+        is_due = (trainer.current_epoch + 1) % self.settings.every_n_epochs == 0
+        if is_due and not self._has_last(trainer):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

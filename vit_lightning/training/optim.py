@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
 from vit_lightning.limits import problems_of, refuse
-from vit_lightning.training.optimizers import Lamb, Lion, MuonWithAdamW, OwnSchedule, Schedule, lr_factor
+from vit_lightning.training.optimizers import FusedAdamW, Lamb, Lion, MuonWithAdamW, OwnSchedule, Schedule, lr_factor
 
 _OPTIMIZERS = {
     "betas": ("adamw", "adam", "lamb", "lion", "muon"),
@@ -388,14 +388,15 @@ def _groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]
 
 
 def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    # torch's fused optimizers take floating-point weights on CPU and CUDA only
-    fused = all(weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in network.parameters())
+    # torch's fused optimizers take floating-point weights on CPU and CUDA only; all together if these are alike
+    kinds = {(weight.dtype, weight.device) for weight in network.parameters()}
+    fused = len(kinds) < 2 and all(dtype.is_floating_point and place.type in ("cpu", "cuda") for dtype, place in kinds)
     usual = {"muon": 0.95, "sgd": 0.9}
     lr, betas, momentum = config.lr, config.betas or (0.9, 0.999), config.momentum
     momentum = usual.get(config.name, 0.0) if momentum is None else momentum
     adam: dict[str, Any] = {"lr": lr, "betas": betas, "eps": config.eps}
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "adamw": lambda: torch.optim.AdamW(groups, **adam, fused=fused),
+        "adamw": lambda: FusedAdamW(groups, **adam) if fused else torch.optim.AdamW(groups, **adam),
         "adam": lambda: torch.optim.Adam(groups, **adam, fused=fused),
         "sgd": lambda: torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused),
         "lamb": lambda: Lamb(groups, **adam),
