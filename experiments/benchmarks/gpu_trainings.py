@@ -20,8 +20,10 @@ from PIL import Image
 
 from vit_lightning.storage.metrics import read_metrics
 
-SAVING = 30.0
+SAVING = 20.0
 """Seconds before the end at which a training is told to write its checkpoint."""
+PIECE = 15 * 2**20
+"""Bytes of a file that a lent machine gives back."""
 FAST = ("--trainer.precision=bf16-mixed", "--compile=true")
 GOAL = (
     *("--trainer.precision=bf16-mixed", "--compile=reduce-overhead"),
@@ -196,7 +198,8 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Row
     """Runs a plan of ``experiments/ablations`` as far as the minutes go; its runs are kept beside the other results.
 
     It goes on from those that are committed. PLAN.tar.xz has the runs that have ended, from which ``lightning ablate``
-    goes on anywhere, and PLAN-curves.tar.xz the rows of all runs.
+    goes on anywhere, PLAN-curves.tar.xz the rows of all runs, and RUN.ckpt.N the last checkpoint of one that has not
+    ended, in pieces as a lent machine gives them back.
 
     Args:
         place: its device.
@@ -242,6 +245,11 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Row
         row = {"run": run.name, "last epoch": f"{100 * found['test/acc']:.2f} %", "best": f"{100 * best:.2f} %"}
         row |= {"training": f"{found['train_seconds']:,.0f} s", "images/s": f"{found['images_per_second']:,.0f}"}
         rows.append(row)
+    for run in sorted(file.parents[1] for file in folder.glob("runs/*/checkpoints/last.ckpt")):
+        if not (run / "results.json").is_file():
+            content = (run / "checkpoints/last.ckpt").read_bytes()
+            for number, start in enumerate(range(0, len(content), PIECE)):
+                (place.kept / f"{run.name}.ckpt.{number}").write_bytes(content[start : start + PIECE])
     if process.returncode:
         last = (folder.with_suffix(".log").read_text().splitlines() or [""])[-1]
         raise Unfinished(f"{len(rows)} runs have ended; {last}\n{yaml.safe_dump(rows)}")
