@@ -78,18 +78,6 @@ def test_a_reader_that_has_gone_ends_no_run(monkeypatch):
         monkeypatch.undo()
 
 
-def test_a_command_explains_its_options(capsys):
-    assert main(["fit", "--help"]) == 0
-    said = capsys.readouterr().out
-    for key in ("--config", "--resume", "--model.depth", "--model.pool", "--data.batch_size", "--optimizer.lr"):
-        assert key in said
-    assert len(said.splitlines()) < 250
-    for key in ("--model.pool cls | mean | class (default: cls)", "--data.augment list of "):
-        assert key in said
-    for key in ("learning rate after the warm-up", "--trainer.max_epochs", "--seed_everything", "--wandb.project"):
-        assert key in said
-
-
 def takes_config(command: str) -> bool:
     first = next(iter(inspect.signature(COMMANDS[command].load()).parameters.values()))
     return first.name == "experiment" and first.default is first.empty

@@ -14,6 +14,8 @@ from test_architecture import MAY_IMPORT
 from vit_lightning import ViT, cli, from_reference, to_reference
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.weights import FAMILIES
+from vit_lightning.weights.files import WeightsFile
+from vit_lightning.weights.identify import identify
 
 TEXT = (REPOSITORY / ".github" / "CONTRIBUTING.md").read_text()
 DIGITS = f"--config={REPOSITORY / 'experiments' / 'digits.yaml'}"
@@ -45,6 +47,8 @@ def test_a_family_goes_out_and_comes_back():
     assert {"layers.1.attn.qkv.bias", "fc.weight"} <= set(state)
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     assert torch.equal(from_reference(state, family="mine", config=config).eval()(images), vit(images))
+    found = identify(WeightsFile("weights", None, state), {"heads": 2})
+    assert (found.family, found.config["layers"]) == ("mine", 2)
 
 
 def test_a_command_is_a_file_and_a_line(capsys, monkeypatch):

@@ -191,15 +191,6 @@ def test_the_configs_that_start_from_a_model_take_a_folder_of_images_and_their_s
     assert experiment.config["model"]["init_args"]["emb_size"] == 64
 
 
-def test_heads_that_a_file_does_not_tell_are_not_made_of_those_of_a_config_of_another_width(place, in_folder, capsys):
-    vit = ViT(image_size=16, patch_size=4, emb_size=192, depth=1, num_heads=3, num_classes=7)
-    torch.save(to_reference(vit, family="timm")[0], "tiny.pth")
-    sizes = ["--model.emb_size=128", "--model.num_heads=4", "--model.depth=1", "--model.patch_size=4"]
-    assert main(["fit", *start(place, "--init_from=tiny.pth", "--data.image_size=16"), *sizes]) == 2
-    said = capsys.readouterr().err
-    assert "than the model: emb_size 192, not 128; hidden 768, not 512; it has " in said
-
-
 def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder, capsys):
     sizes = {"image_size": 16, "patch_size": 4, "depth": 1, "num_classes": 2, "pool": "mean"}
     torch.save(ViT(emb_size=64, num_heads=2, **sizes).state_dict(), "bare.pth")

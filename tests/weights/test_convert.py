@@ -273,17 +273,3 @@ def test_a_config_of_a_family_is_that_family(path):
 def test_weights_that_are_whole_numbers_are_refused_by_name():
     with pytest.raises(UserError, match=r"cls_token holds torch.int64"):
         from_reference({"cls_token": torch.zeros(1, 1, 4, dtype=torch.int64)}, family="timm", config={})
-
-
-@pytest.mark.parametrize(
-    ("options", "family", "message"),
-    [
-        ({"layer_scale": 0.1}, "torchvision", "layer_scale=0.1: torchvision cannot express it"),
-        ({"register_tokens": 2}, "hf", "register_tokens=2: hf cannot express it"),
-        ({"representation_size": 8}, "timm", "representation_size=8: timm cannot express it"),
-    ],
-)
-def test_what_a_family_cannot_express_is_named(options, family, message):
-    vit = ViT(**{"image_size": 16, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, **options})
-    with pytest.raises(UserError, match=message):
-        to_reference(vit, family=family)
