@@ -211,9 +211,8 @@ def model_figures(found: Surveys) -> dict[str, tuple[Figure, str]]:
     return drawn
 
 
-def _panels(count: int, title: str = "", height: float = 3.2) -> tuple[Figure, list[Any]]:
+def _panels(count: int, height: float = 3.2) -> tuple[Figure, list[Any]]:
     figure = Figure(figsize=(4.4 * count, height), layout="constrained")
-    figure.suptitle(title, fontsize=9)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -115,44 +115,35 @@ def patch_filters(network: nn.Module, count: int = 28) -> Tensor | None:
 
 
 @torch.no_grad()
-def crate_measures(network: nn.Module, images: Tensor, precision: float = 0.5) -> tuple[Tensor, Tensor] | None:
+def crate_measures(network: nn.Module, images: Tensor) -> tuple[Tensor, Tensor] | None:
     """Returns coding rate after MSSA and share of entries that are not 0 after ISTA, (l,) each; None but for CRATE.
 
-    They are means over images (b, c, H, W) (Yu et al. 2023, section 3.1); precision is epsilon of the coding rate.
+    They are means over images (b, c, H, W) (Yu et al. 2023, section 3.1).
     """
     blocks: list[Any] = [block for block in find_blocks(network) if is_crate(block)]
+    if not blocks:
+        return None
     rates: list[Tensor] = []
     shares: list[Tensor] = []
     handles = []
     for block in blocks:
-        rate = partial(subspace_rate, block.attention.fn.attention, precision=precision)
-        handles.append(block.attention.register_forward_hook(partial(_keep, rates, rate)))
-        handles.append(block.register_forward_hook(partial(_keep, shares, nonzero_share)))
+        rate = partial(_subspace_rate, block.attention.fn.attention)
+        handles.append(block.attention.register_forward_hook(lambda half, _, out, rate=rate: rates.append(rate(out))))
+        handles.append(block.register_forward_hook(lambda block, _, out: shares.append((out != 0).float().mean())))
     try:
         with watch(network):
-            if blocks:
-                network(images)
+            network(images)
     finally:
         for handle in handles:
             handle.remove()
-    return (torch.stack(rates), torch.stack(shares)) if blocks else None
+    return torch.stack(rates), torch.stack(shares)
 
 
-def _keep(found: list[Tensor], measure: Callable[[Tensor], Tensor], module: nn.Module, given: Any, out: Tensor) -> None:
-    found.append(measure(out))
-
-
-def subspace_rate(attention: MSSA, tokens: Tensor, precision: float = 0.5) -> Tensor:
+def _subspace_rate(attention: MSSA, tokens: Tensor) -> Tensor:
     """Returns the coding rate of tokens (b, n, e) in the subspaces of an MSSA, a mean over the images."""
     matrix = rearrange(attention.subspaces.weight, "(h d) e -> h d e", h=attention.num_heads)
-    with torch.autocast(tokens.device.type, enabled=False):  # bfloat16 is too coarse for a determinant
-        dtype = torch.promote_types(tokens.dtype, torch.float32)
-        return coding_rate(tokens.to(dtype), matrix.to(dtype), precision=precision).mean()
-
-
-def nonzero_share(tokens: Tensor) -> Tensor:
-    """Returns the share of entries that are not 0."""
-    return (tokens != 0).float().mean()
+    dtype = torch.promote_types(tokens.dtype, torch.float32)  # bfloat16 is too coarse for a determinant
+    return coding_rate(tokens.to(dtype), matrix.to(dtype)).mean()
 
 
 def is_crate(block: nn.Module) -> bool:
