@@ -125,6 +125,7 @@ STUDY: dict[str, Any] = {
 }
 """390 whole batches of 128 are an epoch: a smaller one would be compiled for itself."""
 ITEMS = (
+    Item("ViT-Lite and CVT", 500, _trainings("study", plan="compact_transformers", **STUDY), True, PARQUET),
     *(
         Item(
             f"Workers, {network}{how}",
@@ -134,15 +135,14 @@ ITEMS = (
             PARQUET,
         )
         for how, compiled, seconds in (
+            (", graphs", "reduce-overhead", 170),
             ("", "false", 150),
             (", compiled", "true", 250),
-            (", graphs", "reduce-overhead", 170),
         )
         for network in ("small", "ViT-Lite")
     ),
-    *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
-    Item("ViT-Lite and CVT", 500, _trainings("study", plan="compact_transformers", **STUDY), True, PARQUET),
     Item("CIFAR-10", 520, _trainings("goal"), True, PARQUET),
+    *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
     Item("Forms of B/16", 270, _steps("forms", network="B/16")),
     Item("Augmentation", 200, _steps("augment")),
     Item("Compile and memory", 200, _steps("memory")),
