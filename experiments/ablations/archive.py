@@ -27,7 +27,7 @@ from vit_lightning.report.wording import headline
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 KEPT = ("report.md", "figures", "results.csv", "verdicts.json")
-OF_A_RUN = ("config.yaml", "results.json", "environment.json", "test_predictions.npz")
+OF_A_RUN = ("config.yaml", "results.json", "environment.json", "test_predictions*.npz")
 
 
 def content(path: Path) -> bytes:

@@ -7,7 +7,6 @@ import io
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vit_lightning.figures.style import COLOURS
-from vit_lightning.report.analysis import Analysis, Arm
+from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.study import Study
 from vit_lightning.report.units import unit_of
 from vit_lightning.report.wording import interaction_lines, lines, reference
@@ -38,7 +37,6 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "savefig.transparent": True,
 }
-POINTS = ("o", "s", "^", "D", "v", "P")
 GREY = "0.6"
 """Arms beyond those that have a colour of their own."""
 COLOUR_OF = {"better": "#009e73", "worse": "#d55e00", "same": "#0072b2"}
@@ -57,8 +55,6 @@ def draw_figures(analysis: Analysis, curves: Curves) -> dict[str, Figure]:
             figures["differences"] = differences_figure(analysis)
         figures["seeds"] = seeds_figure(analysis)
         figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis, curves))}
-        if _known_costs(analysis):
-            figures["costs"] = costs_figure(analysis)
     return figures
 
 
@@ -71,38 +67,15 @@ def coloured(analysis: Analysis) -> dict[str, str]:
     return dict(zip(names, COLOURS, strict=False))
 
 
-@dataclass
-class Legend:
-    """Colours of the arms in a figure, and its legend: the best mean first, then all arms without a colour as one."""
-
-    analysis: Analysis
-    handles: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.colours = coloured(self.analysis)
-        known = [arm for arm in self.analysis.arms if arm.name in self.colours]
-        self.arms = [*(arm for arm in self.analysis.arms if arm not in known), *known]
-        """Arms in the order in which they are drawn, those with a colour above the others."""
-
-    def colour(self, arm: Arm) -> str:
-        return self.colours.get(arm.name, GREY)
-
-    def add(self, arm: Arm, handle: Any) -> None:
-        """Keeps what stands for an arm in the legend."""
-        others = f"{len(self.arms) - len(self.colours)} other arms"
-        self.handles[arm.name if arm.name in self.colours else others] = handle
-
-    def draw(self, figure: Figure) -> Figure:
-        """Adds the legend below the figure, which grows by its height."""
-        width, height = figure.get_size_inches()
-        order = [arm.name for arm in self.analysis.ranked if arm.name in self.handles]
-        names = list(dict.fromkeys([*order, *self.handles]))
-        columns = max(1, min(4, int(width * 14 / (max((min(len(name), 52) for name in names), default=0) + 6))))
-        figure.set_size_inches(width, height + 0.19 * math.ceil(len(names) / columns))
-        texts = [_shortened(f" {name}" if name.startswith("_") else name) for name in names]  # those would be left out
-        style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK}
-        figure.legend([self.handles[name] for name in names], texts, loc="outside lower center", ncols=columns, **style)
-        return figure
+def _with_legend(figure: Figure, handles: dict[str, Any]) -> Figure:
+    """Adds a legend below a figure, which grows by its height."""
+    width, height = figure.get_size_inches()
+    columns = max(1, min(4, int(width * 14 / (max((min(len(name), 52) for name in handles), default=0) + 6))))
+    figure.set_size_inches(width, height + 0.19 * math.ceil(len(handles) / columns))
+    texts = [_shortened(f" {name}" if name.startswith("_") else name) for name in handles]  # those would be left out
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": INK}
+    figure.legend([*handles.values()], texts, loc="outside lower center", ncols=columns, **style)
+    return figure
 
 
 def _canvas(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -209,20 +182,21 @@ def curve_figures(analysis: Analysis, curves: Curves) -> list[Figure]:
 
 
 def _curves(analysis: Analysis, curves: Curves, name: str) -> Figure:
-    unit, legend = unit_of(name), Legend(analysis)
+    unit, colours, handles = unit_of(name), coloured(analysis), dict[str, Any]()
+    arms = sorted(analysis.ranked, key=lambda arm: arm.name in colours)  # those with a colour above the others
     found = {run: series[name] for run, series in curves.items() if name in series}
-    bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in legend.arms}
+    bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in arms}
     most = max((len(steps) for steps, _, _ in bands.values()), default=0)
     figure, axes = _canvas(2.9, panels=2 if most > 1 else 1)
     last = max((steps[-1] for steps, _, _ in bands.values() if len(steps)), default=0)
     ends: list[Curve] = []
-    for arm in legend.arms:
+    for arm in arms:
         steps, mean, sd = bands[arm.name]
-        own, known = legend.colour(arm), arm.name in legend.colours
+        own, known = colours.get(arm.name, GREY), arm.name in colours
         for axis in axes if len(steps) else ():
             marker = "o" if len(steps) == 1 else None
             [handle] = axis.plot(steps, unit.scale * mean, color=own, marker=marker, linewidth=1.8 if known else 0.6)
-            legend.add(arm, handle)
+            handles[arm.name if known else f"{len(arms) - len(colours)} other arms"] = handle
             if known:
                 edges = unit.scale * (mean - sd), unit.scale * (mean + sd)
                 axis.fill_between(steps, *edges, color=own, alpha=0.18, linewidth=0)
@@ -242,7 +216,7 @@ def _curves(analysis: Analysis, curves: Curves, name: str) -> Figure:
     if len(axes) > 1 and ends and mean.size:  # else arms without a colour have trained for much longer
         room = 0.1 * np.ptp(mean) + min(sd.max(), 3 * np.median(sd)) + 1e-3 * unit.scale  # of a collapsed run, not all
         axes[1].set_ylim(mean.min() - room, mean.max() + room)
-    return legend.draw(figure)
+    return _with_legend(figure, handles)
 
 
 NO_SERIES: Series = np.empty(0, dtype=int), np.empty(0)
@@ -262,52 +236,6 @@ def _band(runs: Sequence[Series | None]) -> tuple[Steps, Curve, Curve]:
 def _thinned(steps: Steps, values: Curve, most: int = 400) -> Series:
     every = max(1, math.ceil(len(steps) / most))
     return steps[::every], values[::every]
-
-
-def costs_figure(analysis: Analysis) -> Figure:
-    """Draws the compared metric against costs; arms that no other beats in both are joined."""
-    metric, legend, shown = analysis.study.compare.metric, Legend(analysis), _known_costs(analysis)
-    unit, figure = unit_of(metric), Figure(figsize=(WIDTH, 2.7), layout="constrained")
-    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    points = {name: POINTS[number] for number, name in enumerate(legend.colours)}
-    for axis, (cost, text) in zip(axes, shown.items(), strict=True):
-        divisor = 1e6 if cost == "flops" else 1.0
-        known = [arm for arm in legend.arms if arm.n and arm.median(cost) > 0]
-        places = {arm.name: (arm.median(cost) / divisor, arm.mean) for arm in known}
-        line = np.array([places[name] for name in front(places, analysis.study.goal)]).reshape(-1, 2)
-        axis.plot(line[:, 0], unit.scale * line[:, 1], color="0.5", linewidth=1, zorder=1)
-        for arm in known:
-            error = 0.0 if math.isnan(arm.sd) else unit.scale * arm.sd / math.sqrt(arm.n)
-            x, y = places[arm.name]
-            style: dict[str, Any] = {"color": legend.colour(arm), "fmt": points.get(arm.name, "o"), "capsize": 2}
-            size = 6 if arm.name in points else 3
-            legend.add(arm, axis.errorbar(x, unit.scale * y, yerr=error, markersize=size, **style))
-        axis.set_xlabel(text)
-        axis.grid(alpha=0.3)
-        axis.margins(0.15)
-    axes[0].set_ylabel(unit.label(metric))
-    return legend.draw(figure)
-
-
-def _known_costs(analysis: Analysis) -> dict[str, str]:
-    """Returns the costs that some arm has, with the labels of their axes."""
-    costs = {"train_seconds": "training (s)", "flops": "MFLOPs per image"}
-    return {key: text for key, text in costs.items() if any(arm.median(key) > 0 for arm in analysis.arms if arm.n)}
-
-
-def front(places: dict[str, tuple[float, float]], goal: str) -> list[str]:
-    """Returns the names of those that no other beats or equals at no more cost, the cheapest first.
-
-    Args:
-        places: cost and result by name.
-        goal: direction of improvement of the result.
-    """
-    sign = 1 if goal == "maximize" else -1
-    kept: list[str] = []
-    for name in sorted(places, key=lambda name: (places[name][0], -sign * places[name][1])):
-        if not kept or sign * places[name][1] > sign * places[kept[-1]][1]:
-            kept.append(name)
-    return kept
 
 
 def to_svg(figure: Figure) -> str:

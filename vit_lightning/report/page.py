@@ -23,7 +23,6 @@ CAPTIONS = {
     "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
     "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right the last "
     "third. Dotted: runs that failed.",
-    "costs": "Result (mean, standard error) against cost (median). The line joins arms that no other beats in both.",
 }
 
 

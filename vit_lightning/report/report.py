@@ -65,7 +65,6 @@ def make_report(study: Study) -> Report:
         "tuning": tables.tuning_table(analysis),
         "costs": tables.cost_table(analysis),
         "failed": tables.failed_table(study),
-        "config": tables.config_table(analysis),
         "checks": tables.check_table(checks),
         **{f"differences{n or ''}": tables.difference_table(one) for n, one in enumerate(chain)},
     }

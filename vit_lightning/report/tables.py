@@ -60,6 +60,9 @@ def verdict_table(analysis: Analysis) -> Table:
     rules, tuning, unit = analysis.study.compare, analysis.study.tuning, unit_of(analysis.study.compare.metric)
     found, arms = [*lines(analysis), *interaction_lines(analysis)], {arm.name: arm for arm in analysis.arms}
     any_failed, level, alpha = any(arm.failed for arm in analysis.arms), level_of(analysis), f"{100 * rules.alpha:g} %"
+    by_tuning = " By tuning alone: how often arms exactly alike would be called better or worse by the luck of tuning, "
+    by_tuning += f"which these {alpha} leave out (tune.replicates counts it in)."
+    by_tuning *= any("by tuning alone" in line.label for line in found)
     about = " about these values" if tuning is not None and not tuning.replicates else ""
 
     def failed(line: Line) -> str:
@@ -71,13 +74,7 @@ def verdict_table(analysis: Analysis) -> Table:
         (
             "verdict",
             lambda line: line.verdict if rules.arms == "pairs" else line.label,
-            f"The probability that any verdict{about} is false is at most {alpha}.",
-        ),
-        (
-            "by tuning alone",
-            lambda line: line.luck or NONE,
-            "By tuning alone: how often arms exactly alike would be called better or worse by the luck of tuning, "
-            f"which these {alpha} leave out (tune.replicates counts it in).",
+            f"The probability that any verdict{about} is false is at most {alpha}." + by_tuning,
         ),
         ("holds", lambda line: line.holds or NONE, "New images: test images of the same kind, drawn anew."),
         ("differs in", lambda line: line.changes or NONE, ""),
@@ -210,17 +207,6 @@ def cost_table(analysis: Analysis) -> Table:
         "Medians over the runs. FLOPs: forward pass, a multiply-add counts as two. Times and images/s also depend on "
         "how many runs shared the machine.",
     )
-
-
-def config_table(analysis: Analysis) -> Table:
-    """Keys that differ between the configs of the runs."""
-    arms, differences = [arm.name for arm in analysis.arms], analysis.differences
-    keys = [difference.key + ("" if difference.planned else " (not in the plan)") for difference in differences]
-    cells = [
-        [", ".join(map(_as_yaml, difference.values.get(arm, []))) or NONE for arm in arms] for difference in differences
-    ]
-    caption = "Keys that differ between the runs' config.yaml"
-    return Table(caption, ["key", *arms], [[key, *row] for key, row in zip(keys, cells, strict=True)])
 
 
 def _as_yaml(value: Any) -> str:

@@ -201,8 +201,6 @@ class Line:
     """Differences of the pairs."""
     changes: str = ""
     """Every option in which the arm differs from the baseline; of that what the plan gives it."""
-    luck: str = ""
-    """How often tuning alone would make such a verdict."""
 
     @property
     def outcome(self) -> str:
@@ -239,9 +237,9 @@ def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
     label = phrase(analysis, kind) + so_far + _finished([one])
     following = _to_next(analysis, own) or (next_step(analysis, one) if analysis.is_first else "")
     images = analysis.for_new_images(one), _holds(analysis, own)
-    about = differs_in(analysis, arm.name), _luck(analysis, one)
-    numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values()), *about
-    return Line(arm.name, label, verdict + so_far, kind, arm.mean, one.n, following, *numbers)
+    numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values()), differs_in(analysis, arm.name)
+    luck = _luck(analysis, one)
+    return Line(arm.name, label + luck, verdict + so_far + luck, kind, arm.mean, one.n, following, *numbers)
 
 
 def interaction_lines(analysis: Analysis) -> list[Line]:
@@ -277,9 +275,9 @@ def _luck(analysis: Analysis, one: ArmComparison) -> str:
     """Says, beside better and worse, how often tuning alone would call arms exactly alike so."""
     chosen = {} if analysis.study.tuning is None else analysis.study.tuning.chosen
     differs = bool({"better", "worse"} & {*one.claims})
-    if not differs or analysis.luck is None or not {one.arm, one.other} <= chosen.keys():
+    if not differs or analysis.luck is None or chosen.get(one.arm) == chosen.get(one.other):
         return ""
-    return "same values" if chosen[one.arm] == chosen[one.other] else show_fraction(analysis.luck[1])
+    return f", by tuning alone in {show_fraction(analysis.luck[1])}"
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
@@ -304,8 +302,7 @@ def sentence(analysis: Analysis, line: Line) -> str:
     }
     known = [text for text, number in numbers.items() if not math.isnan(number)]
     known.append(counted(line.n, "run" if math.isnan(line.difference) else "seed" if math.isnan(line.mean) else "pair"))
-    luck = f"by tuning alone in {line.luck}" if line.luck.endswith("%") else ""
-    verdict = ", ".join(filter(None, [line.verdict, line.holds, luck]))
+    verdict = ", ".join(filter(None, [line.verdict, line.holds]))
     about = f" [{line.changes}]" if line.changes else ""
     following = f". Next: {line.following}" if line.following else ""
     return f"{named(analysis, line.arm)}{about}: {verdict} ({', '.join(known)}){following}"
