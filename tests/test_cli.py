@@ -153,6 +153,9 @@ def test_print_config_prints_a_config_and_does_nothing(in_folder, capsys):
     assert "num_classes: 10" in capsys.readouterr().out
     assert main(["fit", "--config=deit", "--model.depth=3", "--print_config"]) == 0  # without its images
     printed = capsys.readouterr()
+    given, _, _ = printed.out.partition("# with all defaults:\n")
+    assert "#   model.depth: 3\n" in given
+    assert "print_config" not in given
     assert yaml.safe_load(printed.out)["model"]["init_args"]["depth"] == 3
     assert "data.root=data/imagenet is not a folder" in printed.err
     assert not list(in_folder.iterdir())

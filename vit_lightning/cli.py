@@ -7,6 +7,7 @@ import difflib
 import errno
 import importlib
 import io
+import itertools
 import os
 import re
 import signal
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """One command: its line in the help, and the function whose arguments are its options."""
+    """One command: its place and line in the help, and the function whose arguments are its options."""
 
+    group: str
     summary: str
     function: str
     """``module:function`` within vit_lightning."""
@@ -30,22 +32,30 @@ class Command(NamedTuple):
         return loaded
 
 
+TRAIN, LOOK, USE = "train and measure", "before a training", "with a trained model"
+COMPARE, WANDB = "compare", "Weights & Biases"
 COMMANDS = {
-    "fit": Command("train on the images of a config, then test the best checkpoint", "commands.fit:fit"),
-    "validate": Command("measure a trained model on the validation images", "commands.trained:validate"),
-    "test": Command("measure a trained model on the test images", "commands.trained:test"),
-    "predict": Command("classify the test images, or images of your own", "commands.trained:predict"),
-    "embed": Command("write features of images, before the classifier", "commands.embed:embed"),
-    "inspect": Command("draw attention maps and measures of one or two models", "commands.inspect:inspect"),
-    "check-data": Command("read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"),
-    "show-batch": Command("draw training images as the model gets them", "commands.check_data:show_batch"),
-    "configs": Command("list the configs of the package with their results, or print one", "commands.configs:configs"),
-    "summary": Command("print the layers of a model: shapes, parameters, multiply-adds", "commands.summary:summary"),
-    "export": Command("write a model as safetensors, ONNX, or for other libraries", "commands.export:export"),
-    "ablate": Command("run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
-    "report": Command("write the report of an ablation again", "ablation.publish:report"),
-    "dashboard": Command("make workspaces of runs or an ablation in W&B", "ablation.publish:dashboard"),
-    "sync": Command("upload the offline runs in a folder to W&B", "ablation.publish:sync"),
+    "fit": Command(TRAIN, "train on the images of a config, then test the best checkpoint", "commands.fit:fit"),
+    "validate": Command(TRAIN, "measure a trained model on the validation images", "commands.trained:validate"),
+    "test": Command(TRAIN, "measure a trained model on the test images", "commands.trained:test"),
+    "configs": Command(
+        LOOK, "list the configs of the package with their results, or print one", "commands.configs:configs"
+    ),
+    "summary": Command(
+        LOOK, "print the layers of a model: shapes, parameters, multiply-adds", "commands.summary:summary"
+    ),
+    "check-data": Command(
+        LOOK, "read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"
+    ),
+    "show-batch": Command(LOOK, "draw training images as the model gets them", "commands.check_data:show_batch"),
+    "predict": Command(USE, "classify the test images, or images of your own", "commands.trained:predict"),
+    "embed": Command(USE, "write features of images, before the classifier", "commands.embed:embed"),
+    "inspect": Command(USE, "draw attention maps and measures of one or two models", "commands.inspect:inspect"),
+    "export": Command(USE, "write a model as safetensors, ONNX, or for other libraries", "commands.export:export"),
+    "ablate": Command(COMPARE, "run an ablation: arms x seeds, then a report", "ablation.ablate:ablate"),
+    "report": Command(COMPARE, "write the report of an ablation again", "ablation.publish:report"),
+    "dashboard": Command(WANDB, "make workspaces of runs or an ablation in W&B", "ablation.publish:dashboard"),
+    "sync": Command(WANDB, "upload the offline runs in a folder to W&B", "ablation.publish:sync"),
 }
 
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR)
@@ -76,8 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_program = arguments is None
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        width = max(map(len, COMMANDS))
-        print(USAGE.format(commands="\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())))
+        lines = []
+        for group, commands in itertools.groupby(COMMANDS.items(), lambda item: item[1].group):
+            lines += [f"{group}:", *(f"  {name:<10}  {command.summary}" for name, command in commands)]
+        print(USAGE.format(commands="\n".join(lines)))
         return 0
     if arguments[0] == "--version":
         from importlib.metadata import version
@@ -167,7 +179,7 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
         for text in call.experiment.unread if is_first() else ():
             print(f"lightning {name}: {text}", file=sys.stderr)
         if call.experiment.print_config:
-            print(call.experiment.to_yaml(), end="")
+            print(call.experiment.shown(), end="")
             return
     call.run()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from vit_lightning.config.shipped import near_configs, shipped_config, shipped_configs
@@ -14,11 +15,22 @@ Train one:           lightning fit --config digits
 Start from one:      lightning configs digits > mine.yaml
 Those of ablations:  lightning ablate pooling"""
 
+PURPOSES = {
+    "a first run": "digits*",
+    "images of your own": "imagefolder finetune linear_probe lora",
+    "CIFAR from scratch, as published": "cifar*_vit_lite cifar*_cvt cifar*_cct cifar*_spt_vit",
+    "CIFAR on a GPU": "cifar*_tiny cifar*_vit_small *resnet18",
+    "CIFAR on a CPU": "cifar10_cpu* cifar10_small distill* highres cifar*",
+    "ImageNet": "imagenet/*",
+    "the ViTs of other code, on digits": "families/*",
+    "ablations": "ablations/*",
+}
+"""What configs are for, by patterns of their names; the first that fits counts."""
 _MEASURED = re.compile(r"^# Measured: (?P<accuracy>\d+\.\d+ %) test \((?P<n>n = \d+)", re.MULTILINE)
 
 
 def configs(name: str | None = None) -> None:
-    """Lists the configs of the package, or prints one.
+    """Lists the configs of the package by what they are for, or prints one.
 
     Args:
         name: the config to print.
@@ -28,13 +40,16 @@ def configs(name: str | None = None) -> None:
             raise UserError(f"{name}: there is no such config{near_configs(Path(name), here=False)}")
         print(path.read_text(encoding="utf-8"), end="")
         return
-    rows = [("config", "test", "")]
+    groups: dict[str, list[tuple[str, str, str]]] = {purpose: [] for purpose in PURPOSES}
     for name, path in shipped_configs().items():
         text = path.read_text(encoding="utf-8")
-        rows.append((name, result(text), text.partition("\n")[0].lstrip("# ")))
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(2)]
-    for name, test, about in rows:
-        print(f"{name:<{widths[0]}}{test:<{widths[1]}}{about}".rstrip())
+        purpose = next(key for key, names in PURPOSES.items() if any(fnmatchcase(name, one) for one in names.split()))
+        groups[purpose].append((name, result(text), text.partition("\n")[0].lstrip("# ")))
+    widths = [max(len(row[column]) for rows in groups.values() for row in rows) + 2 for column in range(2)]
+    for purpose, rows in groups.items():
+        print(f"{purpose}:")
+        for name, test, about in rows:
+            print(f"  {name:<{widths[0]}}{test:<{widths[1]}}{about}")
     print(CONFIG_NOTES)
 
 

@@ -70,6 +70,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     written |= {"module": module if module.name else None, "model": groups.network, "data": groups.data_part, **used}
     return Experiment(
         config=plain({**written, "trainer": groups.trainer}),
+        given=merged.config,
         data=groups.data,  # type: ignore[arg-type]  # None where the config alone is printed
         network=groups.network,
         module=module,
