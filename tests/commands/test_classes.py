@@ -271,6 +271,9 @@ def test_a_source_without_names_is_said_and_one_of_other_classes_refused(control
     other_order({number: f"LABEL_{number}" for number in range(3)}, [0, 1, 2])
     with pytest.warns(UserWarning, match=r"distillation.teacher=hub has 3 without names: they are equated"):
         make_teacher("hub", data)
+    draw("numbers", {"0": "cat", "1": "dog", "2": "owl"})
+    resolved = resolve(["--ckpt=hub", *(flag for flag in FLAGS if "root" not in flag), "--data.root=numbers"], "test")
+    assert "has 3 without names: they are equated by their numbers" in resolved.trained.notes[-1]
     note = "head kept: the data has the classes cat, dog, owl; init_from=hub has 3 without names: they are equated"
     assert any(text.startswith(note) for text in resolve([*FLAGS, "--init_from=hub"]).initial.notes)
     other_order({0: "ant", 1: "bee", 2: "cat"}, [0, 1, 2], "insects")

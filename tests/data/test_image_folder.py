@@ -377,7 +377,7 @@ def test_damage_that_the_ends_of_files_show_is_named_before_a_training(tmp_path,
     data = ImageFolder(root=tmp_path, image_size=8)
     assert [text.split(": ")[0] for text in data.damaged_files()] == [*map(str, bad), str(short)]
     skipped = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip")
-    assert (skipped.damaged_files(), skipped.seen_damage()) == ([], data.damaged_files())
+    assert skipped.damaged_files() == []
     monkeypatch.setattr("vit_lightning.data.image_files.SEEN_FILES", 99)
     assert data.damaged_files() == []
 
@@ -537,9 +537,10 @@ def test_what_lies_a_folder_deeper_is_said(tmp_path):
     root = make_folder(tmp_path, "images")
     with pytest.raises(UserError, match=rf"found 1 \(is data\.root={root}/images meant\?\)"):
         ImageFolder(root=root).check()
-    make_folder(tmp_path, "fold_1", "phase2/photos")
+    make_folder(tmp_path, "fold_1", "phase2/images", "photos/Images")  # Office-31 has a folder of each kind
     data = ImageFolder(root=root, image_size=8)
-    assert data.notice == f"{root}: the classes are fold_1, images, phase2, and not the folders cat, dog, owl in them"
+    said = "the classes are fold_1, images, phase2, photos, not cat, dog, owl in them"
+    assert data.notice == f"{root}: {said} (data.root={root}/fold_1 has those)"
 
 
 def test_parts_of_a_set_beside_a_table_of_labels_are_said(tmp_path):

@@ -104,6 +104,19 @@ class Twisted(Scans):
         return {"x": 1, "y": 2}
 
 
+class Split(Module):
+    def setup(self, stage):
+        super().setup(stage)
+        self.drawn = torch.utils.data.random_split(self.set, [40, 20])
+        print("drawn", stage, sorted(self.drawn[1].indices))
+
+    def train_dataloader(self):
+        return DataLoader(self.drawn[0], 16, True)
+
+    def test_dataloader(self):
+        return DataLoader(self.drawn[1], 16)
+
+
 class Late(Scans):
     def __getitem__(self, index):
         return super().__getitem__(index) if index != 7 else 1 / 0
@@ -206,6 +219,15 @@ def test_a_data_module_whose_first_batch_was_looked_at_trains_on_what_it_gives_f
     assert resolve([*FLAGS, "--data=my_scans.Curriculum", *sizes]).data.in_channels == 1
 
 
+def test_a_data_module_that_draws_a_split_tests_no_image_that_it_has_trained_on(own, capsys):
+    """PL#9865, lightning-hydra-template#184: setup() is called for the training, for the test and in each process."""
+    assert main(["fit", *FLAGS, "--data=my_scans.Split", "--out=run"]) == 0
+    assert main(["test", "--ckpt=run", "--trust"]) == 0
+    drawn = [line.split(" ", 2)[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("drawn")]
+    assert len({split for stage, split in drawn if stage.startswith("TrainerFn")}) == 1
+    assert len(drawn) == 5
+
+
 def test_a_data_module_without_test_images_trains_with_test_false(own):
     experiment = resolve([*FLAGS, "--data.class_path=my_scans.Untested", "--test=false", "--trainer.max_steps=1"])
     assert not any(key.startswith("test/") for key in fit(experiment))
@@ -249,6 +271,13 @@ def test_an_item_of_a_dict_is_read_by_the_names_of_hugging_face(names):
     assert read_item([{"id": 7, **dict(zip(names, (image, 3), strict=True))}], 0, "mine") == (image, 3)
 
 
+def test_a_label_may_be_an_array_of_one_number():
+    """MedMNIST#53."""
+    assert read_item([("image", np.array([3]))], 0, "") == ("image", 3)
+    with pytest.raises(UserError, match=r"label \[0 1\] \(ndarray\), not a whole number"):
+        read_item([("image", np.array([0, 1]))], 0, "")
+
+
 def test_missing_splits_are_cut_and_images_resized():
     with pytest.raises(UserError, match=r"image_size is missing: .*16x20, 16x40, 16x59"):
         WrappedDataset(dataset_class=Sizes)
@@ -286,6 +315,8 @@ def test_outputs_that_no_label_uses_are_said(labels, empty):
     data = WrappedDataset(dataset_class=Gaps)
     assert data.num_classes == 1 + max(labels)
     assert f"no training image is of {empty} classes) (data.num_classes)" in data.notice
+    Gaps.classes = [str(label) for label in range(data.num_classes)]  # as those of another target_types (vision#8364)
+    assert f"no training image is of {empty} classes) (data.class_names)" in WrappedDataset(dataset_class=Gaps).notice
 
 
 UNNAMED = """

@@ -4,6 +4,7 @@ import contextlib
 import math
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,10 +53,17 @@ class Scores(Callback):
         pl_module.log("chosen", self.scores[trainer.current_epoch])
 
 
+class Asks(Callback):
+    """Loads the best checkpoint at the end, as projects do that have a ModelCheckpoint (torchgeo#1642)."""
+
+    def on_train_end(self, trainer, pl_module):
+        self.step = read_checkpoint(Path(trainer.checkpoint_callback.best_model_path))["global_step"]
+
+
 @pytest.mark.parametrize(("mode", "best_step"), [("max", 14), ("min", 7)])
 def test_best_is_the_first_best_and_last_the_end(tmp_path, mode, best_step):
-    fit(tmp_path, Scores(0.1, 0.3, 0.3), config=CheckpointConfig(monitor="chosen", mode=mode))
-    assert read_checkpoint(tmp_path / "checkpoints/best.ckpt")["global_step"] == best_step
+    fit(tmp_path, asks := Asks(), Scores(0.1, 0.3, 0.3), config=CheckpointConfig(monitor="chosen", mode=mode))
+    assert read_checkpoint(tmp_path / "checkpoints/best.ckpt")["global_step"] == asks.step == best_step
     assert read_checkpoint(tmp_path / "checkpoints/last.ckpt")["global_step"] == 21
 
 

@@ -241,9 +241,13 @@ class Logging(LightningModule):
     def configure_optimizers(self): return SGD(self.layer.parameters(), 0.1)
 
 class Following(Logging):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(10, 64), persistent=False)  # as of solo-learn#252
     def on_train_batch_end(self, *others):
         with torch.no_grad():
-            self.average.weight.lerp_(self.layer.weight, 0.1)
+            self.queue.lerp_(self.layer.weight, 0.5)
+            self.average.weight.lerp_(self.queue, 0.1)
 """
 
 

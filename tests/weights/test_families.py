@@ -396,6 +396,23 @@ def test_what_others_save_loads_without_a_word(write, tmp_path):
         assert (found.mean, found.network.num_heads) == ([0.5] * 3, 6 if write is timm_hub_folder else 2)
 
 
+def test_encoders_of_masked_autoencoders_are_read_without_their_decoders(tmp_path):
+    """transformers#16101, mae#13."""
+    decoder = {f"decoder_{name}": 1 for name in ("num_hidden_layers", "num_attention_heads", "intermediate_size")}
+    sizes = {**HF, **decoder, "intermediate_size": 24, "decoder_hidden_size": 8, "mask_ratio": 0.0}
+    peer = randomise(of_transformers(sizes, "ViTMAE", "ForPreTraining")).double().eval()
+    peer.save_pretrained(tmp_path)
+    batch = images(2, 3, 16, 16)
+    tokens = peer.vit(batch, noise=torch.arange(16.0).expand(2, 16)).last_hidden_state
+    torch.testing.assert_close(load(tmp_path).network.double()(batch), tokens[:, 0], rtol=0, atol=1e-8)
+    encoder = randomise(VisionTransformer(**{**TIMM, "num_classes": 0})).eval()
+    beside = {"mask_token": torch.ones(1, 1, 8), "decoder_pos_embed": torch.ones(1, 17, 8)}
+    beside |= {f"decoder_{name}": weight for name, weight in encoder.state_dict().items() if "blocks" in name}
+    torch.save({"model": encoder.state_dict() | beside}, tmp_path / "mae.pth")
+    found = load(tmp_path / "mae.pth", config={"num_heads": 2}).network.double()(batch)
+    torch.testing.assert_close(found, encoder.double()(batch), rtol=0, atol=1e-8)
+
+
 META = {
     "pos_embed": r"embeddings\.position_embeddings",
     "patch_embed.proj": r"embeddings\.patch_embeddings(\.projection)?",

@@ -108,7 +108,13 @@ def objects():
     return buffer.getvalue()
 
 
+def scripted():
+    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), buffer := io.BytesIO())
+    return buffer.getvalue()
+
+
 HOSTILE = {
+    "TorchScript": (scripted, r"TorchScript: save state_dict\(\)"),
     "code": (lambda: saved({"model": WEIGHTS, "args": Evil()}), "more than tensors and plain data"),
     "a network": (lambda: saved(torch.nn.Linear(1, 1)), r"save its state_dict\(\) instead"),
     "a pickle": (lambda: pickle.dumps(Evil()), "no file of torch.save|more than tensors"),

@@ -42,6 +42,7 @@ from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
+from vit_lightning.data.per_image import seeded
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import report_test
@@ -202,7 +203,8 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         else:
             for logger in trainer.loggers:  # ours have it already
                 logger.log_hyperparams(dict(experiment.config))
-            trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
+            with seeded():  # a setup() that draws a split draws the same for the test
+                trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
         run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)

@@ -113,10 +113,7 @@ def predict_test_images(experiment: Experiment) -> None:
         columns = [indices, found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
         rows = gather(trainer, torch.stack([column.double() for column in columns], dim=1)).tolist()
         names = experiment.data.label_names
-        lines = [
-            (int(index), names[int(label)], names[int(prediction)], probability)
-            for index, label, prediction, probability in sorted(rows)
-        ]
+        lines = [(int(n), names[int(label)], names[int(top)], share) for n, label, top, share in sorted(rows)]
         write_rows(path, ("index", "label", "prediction", "probability"), lines)
     say(f"predictions of the test images: {path}")
 
@@ -158,13 +155,10 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
         say(f"skipped: {problem} (list: {folder / BAD_IMAGES})")
 
 
-def _run_network(
-    experiment: Experiment, folder: Path, arguments: Mapping[str, Any]
-) -> tuple[Trainer, dict[str, Tensor]]:
+def _run_network(experiment: Experiment, folder: Path, given: Mapping[str, Any]) -> tuple[Trainer, dict[str, Tensor]]:
     """Returns the Trainer, and what ``classify`` tells of all images of this process."""
     module, _ = load_trained(experiment)
-    replaced = {"logger": False, **arguments}
-    trainer = make_trainer(experiment.make_trainer_arguments(replaced), folder, [], [])
+    trainer = make_trainer(experiment.make_trainer_arguments({"logger": False, **given}), folder, [], [])
     batches: list[Any] = trainer.predict(module, datamodule=experiment.data) or []
     if other := next((type(batch).__name__ for batch in batches if not isinstance(batch, Mapping)), None):
         way_out = "leave it out, for the softmax of forward, or use Lightning's Trainer.predict"

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import Trainer
 
+from vit_lightning.classes import are_named
 from vit_lightning.config import networks
 from vit_lightning.config.adapters import ADAPTERS, read_loss, read_metrics, read_optimizer, with_class_weights
 from vit_lightning.config.check_network import check_network, optimizer_problems
@@ -159,7 +160,9 @@ def read_data(groups: Groups) -> None:
             data.check_augment()
     groups.data, groups.data_part = data, replace(part, arguments={**part.arguments, **data.pinned()})
     if trained is not None and not isinstance(data, ImageFiles):  # which have no labels
-        names = (trained.checkpoint.get("test_view") or {}).get("class_names")
+        names = (trained.checkpoint.get("test_view") or {}).get("class_names") or ()
+        if len(names) == data.num_classes and not (are_named(names) or "data" in trained.checkpoint["config"]):
+            names = None  # only its outputs have numbers
         try:
             note = data.take_classes(names, f"the model of ckpt={trained.path}")
             groups.trained = trained._replace(notes=(*trained.notes, *[note] * bool(note)))

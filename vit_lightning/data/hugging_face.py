@@ -92,8 +92,8 @@ class HuggingFaceSet(ImageSet):
     @property
     def notice(self) -> str:
         numbered = [split for split, values in self._values.items() if any(isinstance(value, int) for value in values)]
-        notes = [self._said, unseen(self._labels["train"], self.class_names) if "train" in self._labels else ""]
-        notes = [*filter(None, notes)]
+        empty = unseen(self._labels["train"], self.class_names) if "train" in self._labels else ""
+        notes = [*filter(None, (self._said, empty))]
         if self._named and numbered:
             notes.append(f"labels of {' and '.join(numbered)} are numbers, in the order of the class names")
         return f"data.path={self.path}: {'; '.join(notes)}" if notes else ""
@@ -134,8 +134,7 @@ class HuggingFaceSet(ImageSet):
 
     def _of_hub(self, datasets: Any) -> dict[Split, list[Any]]:
         """Loads the tables of a set of the hub, of which ``datasets`` keeps a copy in ``cache``."""
-        cache = {"cache_dir": str(self.cache), "revision": self.revision}
-        builder = datasets.load_dataset_builder(self.path, self.name, **cache)
+        builder = datasets.load_dataset_builder(self.path, self.name, cache_dir=str(self.cache), revision=self.revision)
         # offline it is whatever commit the cache holds
         if re.fullmatch("[0-9a-f]{40}", self.revision or "") and self.revision != builder.hash:
             raise ValueError(f"revision={self.revision} is not in {self.cache}, but {builder.hash}")
@@ -172,7 +171,6 @@ class HuggingFaceSet(ImageSet):
             raise UserError(f"path={self.path} holds no {known} (class folders: data.class_path=ImageFolder)")
         if files[0].stem == "metadata":
             return self._of_metadata(datasets, files)
-        cache = {"cache_dir": str(self.cache)}
         tables: dict[Split, list[Any]] = {}
         for split, paths in self._by_split({file: file.relative_to(root) for file in files}).items():
             if files[0].name == "state.json":
@@ -183,7 +181,8 @@ class HuggingFaceSet(ImageSet):
                 with foreign(path):
                     schema = datasets.Features.from_arrow_schema(read_schema(path))
                 alike.setdefault(str(schema), []).append(str(path))
-            tables[split] = [datasets.Dataset.from_parquet(group, **cache) for group in alike.values()]
+            from_files = partial(datasets.Dataset.from_parquet, cache_dir=str(self.cache))
+            tables[split] = [*map(from_files, alike.values())]
         return tables
 
     def _of_metadata(self, datasets: Any, files: Sequence[Path]) -> dict[Split, list[Any]]:
@@ -199,10 +198,7 @@ class HuggingFaceSet(ImageSet):
                 raise UserError(f"{file} has no column file_name (it has {', '.join(table.features)})")
             rows += [{**row, self.image_column: str(file.parent / row["file_name"])} for row in table.to_list()]
         paths = {n: Path(row[self.image_column]).relative_to(self.path).with_name("_") for n, row in enumerate(rows)}
-        return {
-            split: [datasets.Dataset.from_list([rows[n] for n in chosen])]
-            for split, chosen in self._by_split(paths).items()
-        }
+        return {s: [datasets.Dataset.from_list([rows[n] for n in of])] for s, of in self._by_split(paths).items()}
 
     def _by_split(self, paths: Mapping[Any, Path]) -> dict[Split, list[Any]]:
         """Returns what belongs to each split, by the name of its file or nearest folder; all to train if none says it.
@@ -216,9 +212,7 @@ class HuggingFaceSet(ImageSet):
             last = max((number for number, split in enumerate(means) if split), default=-1)
             found.setdefault(means[last], {})[key] = path.parts[: min(last + 1, len(path.parts) - 1)]
         odd = [paths[key] for key in found.pop(None, {})]
-        folders = {
-            split: sorted({str(Path(self.path, *folder)) for folder in of.values()}) for split, of in found.items()
-        }
+        folders = {s: sorted({str(Path(self.path, *folder)) for folder in of.values()}) for s, of in found.items()}
         problems = [
             f"{' and '.join(f)} hold images of {split} (give data.path one)" for split, f in folders.items() if f[1:]
         ]

@@ -179,10 +179,11 @@ class ImageFolder(ImageSet):
     def _nested(self) -> str:
         """Returns what a run says where class folders seem to be folds, domains, splits or parts of a set."""
         classes = _class_folders(next(iter(self._folders.values())))
-        inside = Counter(name for places in classes.values() for name in _class_folders(places[0]))
+        folders = [_inside(places[0], "train") for places in classes.values()]
+        inside = Counter(name for folder in folders for name in _class_folders(folder))
         alike = ", ".join(in_order(name for name, count in inside.items() if count > 1))
         if "," in alike:
-            return f"the classes are {', '.join(classes)}, and not the folders {alike} in them"
+            return f"the classes are {', '.join(classes)}, not {alike} in them (data.root={folders[0]} has those)"
         tables = sorted(path.name for path in self.root.iterdir() if path.suffix.lower() in (".csv", ".tsv", ".xlsx"))
         if tables and len(stems := {re.sub(r"\d+", "", name) for name in classes}) == 1 and stems != {""}:
             return f"the classes are {', '.join(classes)}, and not the labels in {', '.join(tables[:SHOWN])}"
@@ -231,13 +232,10 @@ class ImageFolder(ImageSet):
         return {split: self._files(images) for split, images in self._images[0].items()}
 
     def damaged_files(self) -> list[str]:
-        """Returns the damage that is seen where it is an error; nothing where damaged images are skipped."""
-        return self.seen_damage() if self.on_bad_image == "error" else []
-
-    def seen_damage(self) -> list[str]:
-        """Returns what is wrong with files whose ends show it; nothing where they are very many."""
+        """Returns what is wrong with files whose ends show it; nothing where it is skipped, or they are very many."""
         files = [file for split in SPLITS for file in self._splits[split].images]
-        return [text for file in files if (text := damage_of(file))] if len(files) <= SEEN_FILES else []
+        is_seen_now = self.on_bad_image == "error" and len(files) <= SEEN_FILES
+        return [text for file in files if (text := damage_of(file))] if is_seen_now else []
 
     def _files(self, images: list[list[Path]]) -> Encoded:
         files = [file for of_class in images for file in of_class]
@@ -287,8 +285,7 @@ class ImageFiles(ImageData):
         self.class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
         self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
-        self.interpolation: Interpolation = interpolation
-        self.resize, self.multi_label = resize, multi_label
+        self.interpolation, self.resize, self.multi_label = interpolation, resize, multi_label
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         names = [str(file) if isinstance(file, Path) else f"image {number}" for number, file in enumerate(self.files)]

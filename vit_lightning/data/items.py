@@ -131,10 +131,10 @@ def read_item(dataset: Any, index: int, title: str) -> tuple[Any, int]:
         raise UserError(f"{title}: item {index} is a {found}, not {WANTED} (a LightningDataModule takes any loader)")
     image, label = item[keys[0]], item[keys[1]]
     array = np.asarray(label) if isinstance(label, int | np.integer | np.ndarray | Tensor) else None
-    if array is None or array.ndim or array.dtype.kind not in "iu":
+    if array is None or array.size != 1 or array.dtype.kind not in "iu":
         shown = " ".join(str(label).split())[:60]
         raise UserError(f"{title}: item {index} has label {shown} ({type(label).__name__}), not a whole number")
-    return image, int(array)
+    return image, int(array.item())
 
 
 def to_pixels(image: Any, channels: int | None = None) -> Pixels:

@@ -94,9 +94,8 @@ class WrappedDataset(SplitData):
         if "train" in given:
             raise UserError(f"train={given['train']}: it is set for each split (leave it out)")
         key = next((key for key in ("train", "split") if key in takes and key not in given), None)
-        made: dict[Split, Any]
         if key is None:
-            made = {"train": self._make()}
+            made: dict[Split, Any] = {"train": self._make()}
         elif key == "train":
             made = {"train": self._make(train=True), "test": self._make(train=False)}
         else:
@@ -189,6 +188,8 @@ class WrappedDataset(SplitData):
     def notice(self) -> str:
         train = self._splits["train"]
         notes = [*self._notes]
+        if self.cut_splits and (note := unseen(self._source["train"].labels.tolist(), self.class_names or ())):
+            notes.append(f"{self.title}: {note} (data.class_names)")
         if self.cut_splits and _draws_at_random(train.dataset, train.indices[0], self.title):
             notes.append(
                 f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "

@@ -302,7 +302,7 @@ def _check_archive(path: Path) -> bool:
         raise UserError(f"{path} cannot be read as a checkpoint: it is no zip file of torch.save, or was cut short")
     with zipfile.ZipFile(path) as archive:  # else what is compressed is mapped as numbers
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-            raise UserError(f"{path} cannot be read as a checkpoint: it is compressed, which torch.save never does")
+            raise UserError(f"{path} cannot be read as a checkpoint: it is compressed (TorchScript: save state_dict())")
     with path.open("rb") as file:
         size = max(0, file.seek(0, os.SEEK_END) - 2 - _COMMENT)
         file.seek(size)

@@ -99,6 +99,7 @@ class Checkpoints(Checkpoint):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         detours.call_after_training(trainer, lambda: self._end(trainer))
+        self._complete = trainer.strategy.checkpoint_io.teardown  # which waits for the file that is being written
         if self._begins_with_validation:  # Lightning would not even begin if max_steps have been trained
             loop = trainer.fit_loop.epoch_loop
             self._max_steps, loop.max_steps = loop.max_steps, -1
@@ -170,6 +171,12 @@ class Checkpoints(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finished = True
+
+    @property
+    def best_model_path(self) -> str:
+        """Path of best.ckpt, whole; empty without one. A Trainer's ``checkpoint_callback`` is asked for it."""
+        self._complete()
+        return "" if self.best_score is None else str(self.best)
 
     def _end(self, trainer: Trainer) -> None:
         self._save_last(trainer)

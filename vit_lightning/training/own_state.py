@@ -134,6 +134,7 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
     if not module.automatic_optimization:  # gradients may be accumulated by hand
         plain |= {(place, "grad"): weight.grad for place, weight in weights}
     for place, part in _parts(trainer).items():
+        plain |= {(place, name): getattr(part, name) for name in getattr(part, "_non_persistent_buffers_set", ())}
         for name in vars(part).keys() - (_OF_LIGHTNING if isinstance(part, nn.Module) else ()):
             leaves = _leaves(vars(part)[name])
             own = [leaf for leaf in leaves if id(leaf) not in held and not isinstance(leaf, _NO_STATE)]

@@ -57,11 +57,12 @@ def _hf_names(options: Options, layout: Layout, model: str = "vit") -> Names:
 
 
 _INERT = frozenset({"initializer_range", "encoder_stride", "pooler_output_size", "pooler_act", "model_type"})
-_INERT |= {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id"}
+_INERT |= {"architectures", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id", "mask_ratio"}
 _INERT |= {"_name_or_path", "_commit_hash", "auto_map", "finetuning_task", "problem_type", "return_dict", "use_cache"}
 _INERT |= {"output_attentions", "output_hidden_states", "torchscript", "use_bfloat16", "gradient_checkpointing"}
 _INERT |= {"chunk_size_feed_forward", "is_encoder_decoder", "attn_implementation", "_attn_implementation_autoset"}
-_INERT |= {"hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout"}
+_INERT |= {"hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "decoder_intermediate_size"}
+_INERT |= {"decoder_hidden_size", "decoder_num_attention_heads", "decoder_num_hidden_layers", "norm_pix_loss"}
 """What transformers writes into any config.json, and what else says nothing about the function."""
 
 

@@ -42,7 +42,7 @@ _SHARE = 0.2
 """Least part of a file's tensors that have the prefix of a network."""
 _AVERAGED, _STUDENT, _TEACHER = (re.compile(rf"(.*_)?{word}(_.*)?") for word in ("ema", "student", "teacher"))
 """Words of a place: averaged weights come first, as timm takes them; a teacher is an average of a student like it."""
-_UNUSED = re.compile(r"((vit|deit)\.)?(pooler\..*|(embeddings\.)?mask_token)|opt/state/.*")
+_UNUSED = re.compile(r"((vit|deit)\.)?(pooler\..*|(embeddings\.)?mask_token)|decoder[._].*|opt/state/.*")
 """Tensors of pre-training that the logits do not need."""
 _BESIDE = re.compile(r"(.*_)?(criterion|loss(es)?|metrics?|acc(uracy)?\d*)(_.*)?", re.IGNORECASE)
 """First words of what is none of the network in a LightningModule: of losses and metrics."""
