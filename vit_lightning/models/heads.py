@@ -105,7 +105,7 @@ class SequencePool(TokenPool):
         self.score = nn.Linear(emb_size, 1)
 
     def reduce(self, tokens: Tensor) -> Tensor:
-        weights = self.score(tokens).softmax(dim=1).to(tokens.dtype)
+        weights: Tensor = self.score(tokens).softmax(dim=1).to(tokens.dtype)
         return (weights.mT @ tokens)[:, 0]
 
 

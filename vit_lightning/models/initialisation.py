@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -14,6 +14,19 @@ from vit_lightning.models.heads import AttentionPool
 from vit_lightning.models.patches import ClassToken, LearnedTokens, RegisterTokens
 from vit_lightning.models.positions import LearnedPositions
 
+Scheme = Literal[
+    "google",
+    "big_vision",
+    "timm",
+    "deit",
+    "hugging_face",
+    "torchvision",
+    "torch_encoder",
+    "compact",
+    "spt",
+    "tutorial",
+    "torch",
+]
 Draw = Callable[[Tensor], object]
 """Draws a tensor in place."""
 

@@ -14,7 +14,7 @@ from vit_lightning.models.attention import Attention, MultiHeadAttention, Rotary
 from vit_lightning.models.blocks import EncoderBlock, TransformerEncoder, TransformerEncoderBlock, drop_path_rates
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import POOLS, ClassificationHead, DistilledHead, Pool
-from vit_lightning.models.initialisation import INITIALISATIONS, Initialise
+from vit_lightning.models.initialisation import INITIALISATIONS, Initialise, Scheme
 from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential
 from vit_lightning.models.patches import (
     PROJECTIONS,
@@ -117,11 +117,7 @@ class ViT(NamedSequential):
         drop_path_schedule: Literal["linear", "constant"] = "linear",
         layer_scale: float | None = None,
         representation_size: int | None = None,
-        initialisation: Literal[
-            *("google", "big_vision", "timm", "deit", "hugging_face", "torchvision", "torch_encoder"),
-            *("compact", "spt", "tutorial", "torch"),
-        ]
-        | Initialise = "google",
+        initialisation: Scheme | Initialise = "google",
         activation_checkpointing: bool = False,
         float32_residual: bool = False,
     ) -> None:

@@ -55,7 +55,7 @@ class FusedAdamW(_Foreach, torch.optim.AdamW):
         is_whole = len(known) == len(weights) and all(map(operator.is_, known, weights))
         if not is_whole or self.state[weights[0]].get("exp_avg") is not means[0]:  # a checkpoint has replaced it
             known, means, squares, counts = [], [], [], []
-            self._init_group(group, known, [], means, squares, [], counts)
+            self._init_group(group, known, [], means, squares, [], counts)  # type: ignore[no-untyped-call]
             self._lists[id(weights[0])] = known, means, squares, counts
         torch._foreach_add_(counts, 1)
         torch._fused_adamw_(
