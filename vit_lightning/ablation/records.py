@@ -95,22 +95,28 @@ def _claims(comparisons: Sequence[ArmComparison]) -> dict[tuple[Any, ...], list[
 def note_change(folder: Path, text: str) -> None:
     """Notes a change, once."""
     if text not in noted_changes(folder):
-        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "change": text})
-        with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
-            file.write(f"\n{line}\n")  # the line before may be torn
+        add_line(folder / "changes.jsonl", {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "change": text})
 
 
 def noted_changes(folder: Path) -> list[str]:
     """Returns the changes that were noted, in order."""
-    try:
-        lines = (folder / "changes.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found: list[str] = []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # empty, or torn
-            found.append(json.loads(line)["change"])
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(one["change"] for one in read_lines(folder / "changes.jsonl") if "change" in one))
+
+
+def add_line(path: Path, content: dict[str, Any]) -> None:
+    """Adds a line to a file of JSON, which other processes may write too."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"\n{json.dumps(content)}\n")  # the line before may be torn
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a file of JSON in order; a torn line is none."""
+    found: list[Any] = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [one for one in found if isinstance(one, dict)]
 
 
 def used_seeds(folder: Path) -> set[int]:

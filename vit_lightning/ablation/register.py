@@ -7,13 +7,13 @@ Two studies ask the same if they share their question, or an arm: its model and 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vit_lightning.ablation import records
 from vit_lightning.storage.folder import read_json
 
 FILE = "studies.jsonl"
@@ -23,12 +23,7 @@ IMAGES = ("class_path", "root", "path", "name")
 
 def entries(path: Path) -> list[dict[str, Any]]:
     """Returns the studies of a register, in the order in which they began; a torn line is none."""
-    found: list[Any] = []
-    with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-    return [one for one in found if isinstance(one, dict) and "study" in one]
+    return [one for one in records.read_lines(path) if "study" in one]
 
 
 def enter(path: Path, folder: Path, facts: Mapping[str, Any]) -> None:
@@ -36,8 +31,7 @@ def enter(path: Path, folder: Path, facts: Mapping[str, Any]) -> None:
     if not _place(entries(path), folder, facts):
         entry = {"study": str(folder.resolve()), "id": facts.get("id"), "question": facts["question"]}
         entry |= {"arms": _arms(facts), "last_seed": facts["seeds"][-1], "alpha": facts["compare"].get("alpha", 0.05)}
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(entry)}\n")  # the line before may be torn
+        records.add_line(path, entry)
 
 
 def earlier(path: Path, folder: Path, facts: Mapping[str, Any]) -> list[str]:

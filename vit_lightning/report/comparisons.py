@@ -345,9 +345,9 @@ def read_predictions(folder: Path) -> Predictions:
     found = Predictions()
     for path in sorted(folder.glob("test_predictions*.npz")):
         name = path.stem.partition("-")[2]
-        found[f"test/{name}/acc" if name else "test/acc"] = ()
+        found[metric := f"test/{name}/acc" if name else "test/acc"] = ()
         with contextlib.suppress(Exception), np.load(path) as file:  # there is no end to what a damaged file raises
-            found[[*found][-1]] = file["index"], file["label"], file["prediction"]
+            found[metric] = file["index"], file["label"], file["prediction"]
     return found
 
 

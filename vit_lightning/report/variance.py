@@ -52,13 +52,8 @@ class Components:
     """Variance between images, common to all seeds."""
     rest: float
     """Residual variance: one seed on one image."""
-    run_sd: float
-    """Observed standard deviation of single runs on this test set."""
-
-    @property
-    def error_new_seeds(self) -> float:
-        """Standard error of the mean for new seeds on this test set."""
-        return self.run_sd / math.sqrt(self.seeds)
+    error_new_seeds: float
+    """Standard error of the mean for new seeds on this test set."""
 
     @property
     def error_new_images(self) -> float:
@@ -88,8 +83,9 @@ def components(table: NDArray[Any]) -> Components:
     between_images = seeds * float(np.sum((by_image - mean) ** 2)) / (images - 1)
     left = values - by_seed[:, None] - by_image[None, :] + mean
     rest = float(np.sum(left**2)) / ((seeds - 1) * (images - 1))
-    by_images = max(0.0, (between_images - rest) / seeds)
-    return Components(seeds, images, by_images, rest, math.sqrt(between_seeds / images))
+    return Components(
+        seeds, images, max(0.0, (between_images - rest) / seeds), rest, math.sqrt(between_seeds / images / seeds)
+    )
 
 
 def crossed_interval(comparison: ArmComparison, parts: Components) -> tuple[float, float]:
