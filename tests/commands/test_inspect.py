@@ -53,7 +53,7 @@ def test_the_page_has_the_maps_of_the_model(trained, in_folder, capsys):
         assert image["outliers"][0].startswith("none") != marked
         least, most = found.relevance[number].aminmax()
         assert image["relevance"] == f"{float(least):.3g} (black) to {float(most):.3g}"
-        assert re.fullmatch(r"test image \d+, \d: \d \d+ %, \d \d+ %, \d \d+ %", image["title"])
+        assert re.fullmatch(r"test image \d+, of class \d: predicted( \d \(\d+ %\),?){3}", image["title"])
     names = {path.name for path in Path("out").iterdir()}
     assert {"attention_01.png", "attention_03.png", "attention_distance.png", "tokens.png"} <= names
     assert "<script>" in text

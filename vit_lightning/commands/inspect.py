@@ -110,7 +110,7 @@ def _some_test_images(source: Source, count: int, *, trust: bool) -> tuple[Tenso
     chosen = torch.arange(min(count, size)) * size // min(count, size)
     batches = list(data.plain_batches("test", chosen))
     names = [
-        f"test image {index}, {data.label_names[label]}"
+        f"test image {index}, of class {data.label_names[label]}"
         for batch in batches
         for index, label in zip(batch.indices.tolist(), batch.labels.tolist(), strict=True)
     ]
@@ -143,8 +143,8 @@ def _titles(model: Model, names: list[str], found: Survey) -> list[str]:
         for name, of in zip(names, probabilities(found.logits, multi_label=model.multi_label), strict=True)
     ]
     shares = [zip(top.classes, top.probabilities, strict=True) for top in tops]
-    texts = [", ".join(f"{label} {100 * value:.0f} %" for label, value in share) for share in shares]
-    return [f"{top.file}: {text}" for top, text in zip(tops, texts, strict=True)]
+    texts = [", ".join(f"{label} ({100 * value:.0f} %)" for label, value in share) for share in shares]
+    return [f"{top.file}: predicted {text}" for top, text in zip(tops, texts, strict=True)]
 
 
 def _config(source: Source) -> dict[str, Any]:
