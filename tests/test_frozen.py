@@ -75,7 +75,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "LearnedPatchPositions": {"positions": vl.LearnedPatchPositions, "register_tokens": 1},
     **{
         f"sincos2d, {form}": {"positions": partial(vl.SinCos2dPositions, form=form)}
-        for form in ("simple_vit", "timm", "timm_interleaved")
+        for form in ("simple_vit", "mae", "timm", "timm_interleaved")
     },
     "features": {"num_classes": 0},
 }

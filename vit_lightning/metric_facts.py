@@ -154,10 +154,10 @@ LOGGED = {
 """What is logged, by when and over what, beside metrics of a config or a module: the guide's page "What is logged"."""
 
 
-def with_own(metrics: Mapping[str, Metric]) -> dict[str, MetricFacts]:
+def with_own(metrics: Mapping[str, Metric], table: Mapping[str, MetricFacts] = METRICS) -> dict[str, MetricFacts]:
     """Returns the table with metrics of the user's own, which are logged in validation and test."""
     stages: tuple[Stage, ...] = ("val", "test")
-    return METRICS | {
+    return dict(table) | {
         name: MetricFacts(
             lambda classes, metric=metric: metric.clone(),  # type: ignore[misc]
             goal_by(metric.higher_is_better),

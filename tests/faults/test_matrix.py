@@ -94,6 +94,7 @@ ELSEWHERE = {
     "UserError accelerate fit from_reference load model_config read_metrics resolve": "no part",
     "sample_keys to_reference": "no part",
     "ImageFiles": "predicts only",
+    "MAE": "tests/training/test_mae.py kills and resumes it: it leaves no predictions",
     "CIFAR10 CIFAR100 TorchvisionSet HuggingFaceSet": "their images are read as those of ImageFolder, by index",
     "WrappedDataModule WrappedDataset": "tests/data/test_wrapped.py resumes them",
 }

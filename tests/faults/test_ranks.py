@@ -48,6 +48,17 @@ def test_two_ranks_and_accumulated_gradients_give_the_curves_of_one_process(tmp_
 
 
 @pytest.mark.full
+def test_two_ranks_pre_train_a_masked_autoencoder_as_one_process(tmp_path):
+    sizes = ("--module.decoder_emb_size=16", "--module.decoder_depth=1", "--module.decoder_num_heads=2")
+    for name in ("one", "two ranks"):
+        flags = (*PLAIN, "--module=MAE", *sizes, "--model.patch_size=2", *WAYS[name])
+        assert ended(begin(tmp_path / name, "fit", *flags), 120) == 0, harness.log(tmp_path / name)
+    one, two = (curve(tmp_path / name) for name in ("one", "two ranks"))
+    for metric in ("train/loss", "val/loss", "test/loss"):
+        assert two[metric] == pytest.approx(one[metric], rel=2e-6), metric
+
+
+@pytest.mark.full
 def test_a_split_may_be_smaller_than_the_number_of_ranks(tmp_path):
     for split, count in {"train": 6, "val": 1, "test": 1}.items():
         for name in ("cat", "dog"):

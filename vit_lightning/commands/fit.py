@@ -150,7 +150,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
         start_weights(module, experiment, folder)
 
     shape = (data.in_channels, *data.image_size)
-    facts = {**count_parameters(module), "flops": forward_flops(network_of(module), shape)}
+    facts = {**count_parameters(module), "flops": forward_flops(module, shape)}
     metrics = MetricsFile(folder)
 
     predictions, stopwatch, guard = TestPredictions(), Stopwatch(), FiniteGuard(folder)

@@ -27,8 +27,8 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.storage.credentials import secrets_of_environment
+from vit_lightning.training.callbacks import ProgressiveImageSize
 from vit_lightning.training.compiled import REPLAYS, changed_steps
-from vit_lightning.training.image_sizes import ProgressiveImageSize
 from vit_lightning.training.losses import OwnLoss, Teacher
 from vit_lightning.training.own_state import callback_problems
 from vit_lightning.training.probes import Probe

@@ -127,6 +127,12 @@ class RegisterTokens(LearnedTokens):
     """Tokens to compute with (Darcet et al. 2024, "Vision transformers need registers"): -> (b, count + n, e)."""
 
 
+def keep_patches(tokens: Tensor, kept: Tensor, prefix_tokens: int) -> Tensor:
+    """Returns the tokens before the patches and behind them the patches of numbers kept (b, k), (b, p + k, e)."""
+    prefix, patches = tokens.tensor_split([prefix_tokens], dim=1)
+    return torch.cat([prefix, patches.gather(1, repeat(kept, "b k -> b k e", e=patches.shape[2]))], dim=1)
+
+
 class PatchDropout(nn.Module):
     """Drops a fraction p of the patches in training, drawn for each image (Li et al. 2023, FLIP).
 
@@ -142,12 +148,9 @@ class PatchDropout(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         if not self.training:
             return tokens
-        prefix, patches = tokens.tensor_split([self.prefix_tokens], dim=1)
-        count = patches.shape[1]
-        kept = max(1, int(count * (1.0 - self.p)))
-        order = torch.randn(patches.shape[0], count, device=patches.device).argsort(dim=1)[:, :kept]
-        index = repeat(order, "b k -> b k e", e=patches.shape[2])
-        return torch.cat([prefix, patches.gather(1, index)], dim=1)
+        count = tokens.shape[1] - self.prefix_tokens
+        order = torch.randn(tokens.shape[0], count, device=tokens.device).argsort(dim=1)
+        return keep_patches(tokens, order[:, : max(1, int(count * (1.0 - self.p)))], self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}, prefix_tokens={self.prefix_tokens}"

@@ -73,7 +73,7 @@ class LearnedPatchPositions(LearnedPositions):
         return tokens + F.pad(self.rows().to(tokens.dtype), (0, 0, self.prefix_tokens, 0))
 
 
-SinCosForm = Literal["big_vision", "simple_vit", "timm", "timm_interleaved"]
+SinCosForm = Literal["big_vision", "simple_vit", "mae", "timm", "timm_interleaved"]
 
 
 def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: SinCosForm = "big_vision") -> Tensor:
@@ -85,13 +85,14 @@ def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: 
         temperature: ratio of the longest to the shortest wavelength.
         form: order of the four quarters of a row. big_vision: sin x, cos x, sin y, cos y (its ``models/vit.py:
             posemb_sincos_2d``; Beyer et al. 2022). simple_vit: the same in float32 arithmetic, as in vit-pytorch's
-            SimpleViT. timm: sin y, sin x, cos y, cos x (its ``build_sincos2d_pos_embed``). timm_interleaved:
-            sin y, cos y, sin x, cos x. The last wavelength of timm's two is one step short of the temperature.
+            SimpleViT. mae: the same with timm's wavelengths (He et al. 2022). timm: sin y, sin x, cos y, cos x (its
+            ``build_sincos2d_pos_embed``). timm_interleaved: sin y, cos y, sin x, cos x. The last wavelength of these
+            three is one step short of the temperature.
     """
     quarter = emb_size // 4
     dtype = torch.float32 if form == "simple_vit" else torch.float64
     steps = torch.arange(quarter, dtype=dtype, device="cpu")
-    steps = steps / (quarter if form.startswith("timm") else max(quarter - 1, 1))
+    steps = steps / (max(quarter - 1, 1) if form in ("big_vision", "simple_vit") else quarter)
     frequencies = 1.0 / temperature**steps
     y, x = torch.meshgrid(*(torch.arange(size, dtype=dtype, device="cpu") for size in grid), indexing="ij")
     x, y = x.reshape(-1, 1) * frequencies, y.reshape(-1, 1) * frequencies

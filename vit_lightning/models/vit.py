@@ -24,6 +24,7 @@ from vit_lightning.models.patches import (
     PatchEmbedding,
     PatchProjection,
     RegisterTokens,
+    keep_patches,
 )
 from vit_lightning.models.positions import POSITIONS, Positions
 from vit_lightning.models.presets import find_preset
@@ -205,9 +206,15 @@ class ViT(NamedSequential):
         if self.patch_embedding.image_size is not None:
             self.patch_embedding.image_size = size
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Returns the tokens before pooling, (b, p + n, e) with p tokens before the patches, of images (b, c, H, W)."""
-        tokens: Tensor = self[:-1](images)
+    def forward_features(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Returns the tokens before pooling, (b, p + n, e) with p tokens before the patches, of images (b, c, H, W).
+
+        With numbers of patches that are kept, (b, k), the encoder gets these alone: (b, p + k, e).
+        """
+        embedded: Tensor = self.patch_embedding(images)
+        if kept is not None:
+            embedded = keep_patches(embedded, kept, self.prefix_tokens)
+        tokens: Tensor = self[1:-1](embedded)
         return tokens
 
     def no_decay(self) -> set[str]:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -19,7 +19,7 @@ from torchmetrics import Metric
 import vit_lightning
 from vit_lightning.data.batches import as_batch, in_words
 from vit_lightning.errors import UserError
-from vit_lightning.metric_facts import Stage, make_metrics, with_own
+from vit_lightning.metric_facts import METRICS, MetricFacts, Stage, make_metrics, with_own
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import is_attached, log_again
@@ -112,6 +112,8 @@ class ViTClassifier(ConfiguredOptimizer):
 
     takes_pairs = True
     """Whether batches of loaders of others come as images and labels."""
+    measures: ClassVar[Mapping[str, MetricFacts]] = METRICS
+    """Metrics that it logs beside those of a config."""
 
     def __init__(
         self,
@@ -142,7 +144,7 @@ class ViTClassifier(ConfiguredOptimizer):
         }
         if distillation is not None:
             self.heads_losses["train"] = distillation.heads_loss(self.losses["train"])
-        self.metric_table = with_own(metrics or {})
+        self.metric_table = with_own(metrics or {}, self.measures)
         self.train_metrics = make_metrics("train", classes, self.metric_table)
         self.val_metrics = make_metrics("val", classes, self.metric_table)
         self.test_metrics = make_metrics("test", classes, self.metric_table)
@@ -184,7 +186,7 @@ class ViTClassifier(ConfiguredOptimizer):
     def log_metrics(self, output: StepOutput, labels: Tensor, stage: Stage) -> None:
         """Adds a batch to the metrics of its stage."""
         # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
-        probabilities = output.logits.float().softmax(dim=-1)
+        probabilities = output.logits.float().softmax(dim=-1) if len(self.metric_table) > 1 else output.logits
         for name, metric in getattr(self, f"{stage}_metrics").items():
             given: tuple[Any, ...] = (output.loss, len(labels)) if name == "loss" else (probabilities, labels)
             if len(labels):  # none on a rank of more ranks than a split has images

@@ -1,0 +1,172 @@
+"""Pre-training as a masked autoencoder: equal to transformers', the same masks again, and what starts from its runs."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from runs import SMALL, killed_after, logged_rows
+from torch import Tensor
+
+from vit_lightning import MAE, RotaryAttention, SinCos2dPositions, UserError, ViT
+from vit_lightning.cli import main
+from vit_lightning.commands.fit import fit
+from vit_lightning.config.resolve import resolve
+from vit_lightning.data.batches import Batch
+from vit_lightning.models.mae import draw_kept
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+NAMES = (
+    (r"vit\.embeddings\.cls_token", "network.patch_embedding.class_token.token"),
+    (r"vit\.embeddings\.patch_embeddings\.projection", "network.patch_embedding.projection.conv"),
+    (r"vit\.layernorm", "network.norm"),
+    (r"(vit|decoder)\.(?:decoder_)?layers\.", r"\1.encoder."),
+    (r"decoder\.mask_token", "decoder.mask.token"),
+    (r"decoder\.decoder_embed", "decoder.embedding"),
+    (r"decoder\.decoder_norm", "decoder.norm"),
+    (r"decoder\.decoder_pred", "decoder.pixels"),
+    (r"attention\.qkv", "attention.fn.attention.qkv"),
+    (r"attention\.o_proj", "attention.fn.attention.projection"),
+    (r"layernorm_before", "attention.fn.norm"),
+    (r"layernorm_after", "feed_forward.fn.norm"),
+    (r"mlp\.fc1", "feed_forward.fn.feed_forward.expand"),
+    (r"mlp\.fc2", "feed_forward.fn.feed_forward.contract"),
+    (r"^vit\.", "network."),
+)
+
+
+def to_ours(theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of transformers' ViTMAEForPreTraining under our names."""
+    joined = {}
+    for name, value in theirs.items():
+        if ".q_proj." in name:
+            parts = [theirs[name.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")]
+            joined[name.replace("q_proj", "qkv")] = torch.cat(parts)
+        elif not re.search(r"[kv]_proj|pos(ition)?_embed", name):
+            joined[name] = value
+    found = {}
+    for name, value in joined.items():
+        for pattern, ours in NAMES:
+            name = re.sub(pattern, ours, name)
+        found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_pixels_loss_and_gradients_are_those_of_transformers(normalise):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    decoder = {f"decoder_{name}": value for name, value in {**sizes, "hidden_size": 8, "intermediate_size": 32}.items()}
+    images = {"image_size": 24, "patch_size": 4, "layer_norm_eps": 1e-6, "norm_pix_loss": normalise}
+    torch.manual_seed(0)
+    peer = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**sizes, **decoder, **images))
+    peer.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False  # else its positions stay zeros
+    peer.vit.embeddings.initialize_weights()
+    peer.decoder.initialize_weights(36)
+    peer = peer.double()
+    vit = ViT(
+        image_size=24,
+        patch_size=4,
+        num_classes=3,
+        emb_size=16,
+        depth=2,
+        num_heads=2,
+        positions=partial(SinCos2dPositions, form="mae"),
+    )
+    ours = MAE(
+        vit, normalise_pixels=normalise, decoder_emb_size=8, decoder_depth=2, decoder_num_heads=2, mask_ratio=0.7
+    ).double()
+    peer.config.mask_ratio = peer.vit.embeddings.config.mask_ratio = 0.7
+    for weight in peer.parameters():
+        weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
+    missing = ours.load_state_dict(to_ours(peer.state_dict()), strict=False)
+    assert not missing.unexpected_keys
+    assert all(name.startswith(("network.head.", "train_metrics.")) for name in missing.missing_keys)
+
+    pixels, keys = torch.randn(5, 3, 24, 24, dtype=torch.float64), torch.arange(5)
+    kept = ours.draw_kept(keys)
+    noise = torch.ones(5, 36).scatter(1, kept, torch.linspace(0, 0.5, kept.shape[1]).expand(5, -1))
+    expected = peer(pixels, noise=noise)
+    found = ours.step(Batch(pixels, keys, keys, keys), "train")
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=0, atol=1e-6)
+    expected.loss.backward()
+    found.loss.backward()
+    gradients = to_ours({name: weight.grad for name, weight in peer.named_parameters() if weight.requires_grad})
+    trained = {name: weight.grad for name, weight in ours.named_parameters() if weight.requires_grad}
+    assert trained.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(trained[name], gradient, rtol=0, atol=1e-6)
+
+
+def test_masks_are_functions_of_the_key_and_of_all_patches_alike():
+    keys = torch.arange(4000)
+    kept = draw_kept(keys, 16, 0.75)
+    assert kept.shape == (4000, 4)
+    assert torch.equal(draw_kept(keys[7:9], 16, 0.75), kept[7:9])
+    assert all(len(set(row)) == 4 for row in kept.tolist())
+    assert kept.flatten().bincount().numpy() == pytest.approx(np.full(16, 1000), rel=0.1)
+
+
+DECODER = ("--module.decoder_emb_size=16", "--module.decoder_depth=1", "--module.decoder_num_heads=2")
+RUN = ("fit", *SMALL, "--model.patch_size=2", "--module=MAE", *DECODER, "--data.fraction=0.2", "--data.batch_size=40")
+RUN += ("--checkpoint.monitor=val/loss", "--checkpoint.mode=min", "--wandb.mode=disabled", "--trainer.max_epochs=2")
+
+
+def losses(run: str, name: str) -> list[float]:
+    return [row[name] for row in logged_rows(Path(run)) if name in row]
+
+
+def test_a_run_that_is_killed_inside_an_epoch_comes_out_the_same_to_the_bit(in_folder):
+    flags = ("--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1", "--trainer.callbacks=[KNNProbe]")
+    augment = "--data.augment=[{class_path: RandomCrop, padding: 1}]"
+    assert main([*RUN, *flags, augment, "--out=whole"]) == 0
+    with killed_after(9):
+        main([*RUN, *flags, augment, "--out=run"])
+    assert main(["fit", "--resume=run"]) == 0
+    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "run"))
+    assert all(torch.equal(value, run[name]) for name, value in whole.items())
+    assert logged_rows(Path("run")) == logged_rows(Path("whole"))
+    assert len(losses("whole", "val/knn_acc")) == 2
+
+
+def test_masks_are_others_in_each_epoch_and_the_same_in_each_validation(in_folder):
+    fit(resolve([*RUN[1:], "--optimizer.lr=0", "--out=run"]))
+    assert len(set(losses("run", "train/loss"))) == 2
+    validated = losses("run", "val/loss")
+    assert len(validated) == 2
+    assert validated[0] == validated[1]
+
+
+def test_a_classifier_starts_from_its_encoder_with_a_head_of_its_own(in_folder, capsys):
+    fit(resolve([*RUN[1:], "--out=run"]))
+    start = ("--init_from=run", "--reset_head=true", "--optimizer.layer_decay=0.75", "--optimizer.lr=0")
+    fit(resolve([*start, *SMALL[-2:], "--data.fraction=0.2", "--wandb.mode=disabled", "--out=tuned"]))
+    assert "18 tensors taken, new head (reset_head)" in capsys.readouterr().out
+    first, tuned = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("run", "tuned"))
+    kept = [name for name in tuned if name.startswith("network.") and ".head." not in name]
+    assert len(kept) == 18
+    assert all(torch.equal(first[name], tuned[name]) for name in kept)
+
+
+@pytest.mark.full
+def test_commands_take_its_run_or_refuse_it(in_folder, capsys):
+    fit(resolve([*RUN[1:], "--out=run"]))
+    for command in ("embed", "inspect", "test"):
+        assert main([command, "--ckpt=run"]) == 0
+    assert main(["predict", "--ckpt=run"]) != 0
+    assert "MAE learns without labels and predicts no classes" in capsys.readouterr().err
+
+
+def test_a_network_that_cannot_be_given_some_of_its_patches_is_refused():
+    sizes = {"image_size": 8, "patch_size": 4, "num_classes": 3, "emb_size": 16, "depth": 1, "num_heads": 2}
+    with pytest.raises(UserError, match="not one with RotaryAttention"):
+        MAE(ViT(**sizes, attention=RotaryAttention))
+    with pytest.raises(UserError, match=r"mask_ratio=1.0 must be above 0 .*\nnetwork.patch_dropout: masks"):
+        MAE(ViT(**sizes, patch_dropout=0.5), mask_ratio=1.0)
+    with pytest.raises(UserError, match="decoder_emb_size=10 must be a multiple of 4"):
+        MAE(ViT(**sizes), decoder_emb_size=10, decoder_num_heads=2)
