@@ -1,4 +1,4 @@
-"""What a masked autoencoder has beside its encoder, a ViT: masks, decoder and loss (He et al. 2022, arXiv 2111.06377).
+"""Masks, decoder and loss of a masked autoencoder, whose encoder is a ViT (He et al. 2022, arXiv 2111.06377).
 
 Shape letters: b images, c channels, p tokens before the patches, n patches, k of them kept, e emb_size, d width of the
 decoder, p1 and p2 height and width of a patch.
