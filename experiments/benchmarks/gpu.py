@@ -5,8 +5,10 @@
     python experiments/benchmarks/gpu.py --device cpu --small      all of it, small, as a proof on any machine
 
 Each item is a process of its own. It is done when its JSON file, with rows, hardware, versions and command, lies in
-``gpu/`` beside this script, where ``gpu.md`` has all as tables; without that file it is run again. Nothing needs a
-network; README.md beside this script lists what items answer. Exit code 1 if an item has failed.
+``gpu/`` beside this script, where ``gpu.md`` has all as tables; without that file it is run again. Trainings that the
+minutes cut off are resumed from the folder of ``--runs``, or on another machine from the pieces in that of ``--out``,
+with the data in a folder of the same name. Nothing needs a network; README.md beside this script lists what items
+answer. Exit code 1 if an item has failed.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Place:
         runs: folder of the trainings.
         end: when the minutes end, by the monotonic clock.
         data: the folder with CIFAR-10 that was given.
-        kept: folder for what an item leaves beside its rows.
+        kept: folder for what an item leaves beside its rows, and finds there of an earlier call.
     """
 
     device: torch.device
@@ -115,17 +117,33 @@ def _of(module: str, function: str, **arguments: Any) -> Callable[[Place], Any]:
 _steps, _trainings = partial(_of, "gpu_steps"), partial(_of, "gpu_trainings")
 FIT = ("docstring-parser",)
 PARQUET = (*FIT, "datasets==5.2.0", "dill<0.4.2", "multiprocess<0.70.20")  # by what datasets asks for
-STUDY: dict[str, Any] = {
-    "workers": 2,
-    "options": {
-        **{"trainer.precision": "bf16-mixed", "compile": "reduce-overhead", "data.val_share": 0.0016},
-        "trainer.callbacks": [{"class_path": "compact_transformers.TestCurve", "every_n_epochs": 10}],
-        **{"checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0, "wandb.mode": "disabled"},
-    },
+GRAPHS: dict[str, Any] = {"trainer.precision": "bf16-mixed", "compile": "reduce-overhead", "wandb.mode": "disabled"}
+PUBLISHED: dict[str, Any] = {
+    **{**GRAPHS, "data.val_share": 0.0016, "checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0},
+    "trainer.callbacks": [{"class_path": "compact_transformers.TestCurve", "every_n_epochs": 10}],
 }
 """390 whole batches of 128 are an epoch: a smaller one would be compiled for itself."""
+GOAL: dict[str, Any] = {
+    **{**GRAPHS, "data.batch_size": 1000, "data.val_share": 0.02, "data.mixing_off_epoch": 300},
+    "data.augment": [
+        {"class_path": "RandomCrop", "padding": 4},
+        *({"class_path": name} for name in ("HorizontalFlip", "TimmRandAugment")),
+        {"class_path": "RandomErasing", "p": 0.25, "scale": [0.02, 0.4], "fill": "black"},
+    ],
+    "data.mixing": [{"class_path": name, "alpha": 1.0, "p": 0.25} for name in ("MixUp", "CutMix")],
+    **{"optimizer.name": "muon", "optimizer.lr": 4e-3, "optimizer.warmup_epochs": 20, "ema.decay": 0.999},
+    **{"trainer.max_epochs": 330, "trainer.gradient_clip_val": None, "trainer.check_val_every_n_epoch": 20},
+    **{"checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0},
+}
+"""For cifar10_vit_tiny.yaml: SPT has mixing and erasing, CCT RandAugment, cifar10_cpu.yaml Muon; 49 whole batches."""
 ITEMS = (
-    Item("ViT-Lite and CVT", 500, _trainings("study", plan="compact_transformers", **STUDY), True, PARQUET),
+    Item(
+        "ViT-Lite and CVT",
+        500,
+        _trainings("study", plan="compact_transformers", workers=2, options=PUBLISHED),
+        True,
+        PARQUET,
+    ),
     *(
         Item(
             f"Workers, {network}{how}",
@@ -141,7 +159,11 @@ ITEMS = (
         )
         for network in ("small", "ViT-Lite")
     ),
-    Item("CIFAR-10", 520, _trainings("goal"), True, PARQUET),
+    *(
+        Item(name, 500, _trainings("trainings", config=config, seeds=3, options=PUBLISHED), True, PARQUET)
+        for name, config in (("SPT's ViT", "cifar10_spt_vit"), ("CCT", "cifar10_cct"))
+    ),
+    Item("CIFAR-10", 520, _trainings("trainings", config="cifar10_vit_tiny", seeds=1, options=GOAL), True, PARQUET),
     *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
     Item("Forms of B/16", 270, _steps("forms", network="B/16")),
     Item("Augmentation", 200, _steps("augment")),
@@ -233,13 +255,14 @@ def tables(items: Sequence[Item], folder: Path) -> str:
     return "\n".join(text)
 
 
-def calls(items: Sequence[Item], minutes: float, data: Path | None) -> Iterator[str]:
+def calls(items: Sequence[Item], minutes: float, data: Path | None, out: Path | None) -> Iterator[str]:
     """Yields the calls that do items: the minutes by prediction, what to bring, and the command.
 
     Args:
         items: what is open.
         minutes: of a call; it has all that fit, in their order.
         data: folder with CIFAR-10 as Parquet files.
+        out: folder with the pieces of runs that earlier calls have left.
     """
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
     own = sum(
@@ -263,7 +286,7 @@ def calls(items: Sequence[Item], minutes: float, data: Path | None) -> Iterator[
             lines.append("bring CIFAR-10 as Parquet files (--data FOLDER says how many bytes)")
         elif reads and data is not None:
             loads, free = [list[Path]()], CARRIED - own
-            for file in sorted(data.glob("*.parquet")):
+            for file in sorted([*data.glob("*.parquet"), *(out.glob("*.tar.*[0-9]") if out else ())]):
                 if loads[-1] and sum(other.stat().st_size for other in loads[-1]) + file.stat().st_size > free:
                     loads.append([])
                 loads[-1].append(file)
@@ -273,7 +296,7 @@ def calls(items: Sequence[Item], minutes: float, data: Path | None) -> Iterator[
                 for n, text in enumerate(texts, 1)
             ]
         command = ["python", "experiments/benchmarks/gpu.py", f"--minutes={minutes:g}"]
-        command += [f"--data={data or 'FOLDER'}"] if reads else []
+        command += [f"--data={data or 'FOLDER'}", f"--out={out or 'OUT'}"] if reads else []
         yield "\n  ".join([*lines, shlex.join([*command, "--only", *(item.name for item in chosen)])])
 
 
@@ -286,7 +309,9 @@ def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) 
     parser.add_argument("--device", help="cuda or cpu; by default cuda where there is one")
     parser.add_argument("--small", action="store_true", help="everything at a size that a CPU does in seconds")
     parser.add_argument("--data", type=Path, help="folder with CIFAR-10: Parquet files, or train/CLASS and test/CLASS")
-    parser.add_argument("--out", type=Path, help="folder that gets the new results too")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the new results too, and of runs in pieces, which a later call takes up"
+    )
     parser.add_argument("--runs", type=Path, default=REPOSITORY / "runs/gpu", help="folder of the trainings")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
@@ -299,9 +324,9 @@ def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) 
     results = runs / "trial" if is_trial else HERE / "gpu"
     open_items = [item for item in items if item.name in given.only and not (results / item.file).is_file()]
     if given.next:
-        print("\n\n".join(calls(open_items, given.minutes, given.data)) or "nothing is open")
+        print("\n\n".join(calls(open_items, given.minutes, given.data, given.out)) or "nothing is open")
         return 0
-    kept = (given.out or results).resolve()
+    kept = (given.out or runs).resolve()
     kept.mkdir(parents=True, exist_ok=True)
     place = Place(device, given.small, runs, end, given.data and given.data.resolve(), kept)
     command = shlex.join(["python", "experiments/benchmarks/gpu.py", *(arguments or sys.argv[1:])])

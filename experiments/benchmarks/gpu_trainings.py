@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,6 @@ SAVING = 20.0
 PIECE = 15 * 2**20
 """Bytes of a file that a lent machine gives back."""
 FAST = ("--trainer.precision=bf16-mixed", "--compile=true")
-GOAL = (
-    *("--trainer.precision=bf16-mixed", "--compile=reduce-overhead"),
-    "--data.batch_size=1024",
-    "--data.val_share=0.02",
-    "--data.augment=[{class_path: RandomCrop, padding: 4}, HorizontalFlip, RandAugment, RandomErasing]",
-    "--data.mixing=[{class_path: MixUp, alpha: 0.8}, {class_path: CutMix, alpha: 1.0}]",
-    *("--optimizer.name=muon", "--optimizer.lr=4e-3", "--optimizer.warmup_epochs=10", "--ema.decay=0.9995"),
-    *("--trainer.max_epochs=330", "--trainer.gradient_clip_val=null", "--trainer.check_val_every_n_epoch=20"),
-)
-"""Augmentation of cifar10_vit_small.yaml and optimizer of cifar10_cpu.yaml for cifar10_vit_tiny.yaml, 49,000 images."""
 SMALL = (
     *("--trainer.max_epochs=2", "--trainer.limit_train_batches=4", "--compile=false", "--data.val_share=0.25"),
     *("--model.emb_size=16", "--model.depth=2", "--model.num_heads=2"),
@@ -88,30 +79,77 @@ def images_of(place: Place) -> Path:
     return place.data or drawn_photographs(place.runs / "photographs-60", 60)
 
 
-def goal(place: Place) -> Rows:
-    """Trains Ti/4 on CIFAR-10 from scratch; told to end shortly before the minutes do, it is resumed by a later call.
+def take_up(folder: Path, place: Place) -> None:
+    """Goes on with the runs of an earlier call whose pieces were brought back, unless their folder is still here."""
+    pieces = sorted(place.kept.glob(f"{folder.name}.tar.*"), key=lambda piece: int(piece.suffix[1:]))
+    if pieces and not folder.is_dir():
+        with tarfile.open(fileobj=io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))) as tar:
+            tar.extractall(folder, filter="data")
+
+
+def give_back(folder: Path, place: Place) -> None:
+    """Writes runs as FOLDER.tar.0, FOLDER.tar.1, ..., with the checkpoints of those that have not ended."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".png"):
+            is_spare = path.name == "previous.ckpt" or (path.parents[1] / "results.json").is_file()
+            if path.suffix != ".ckpt" or not is_spare:
+                tar.add(path, path.relative_to(folder))
+    for piece in place.kept.glob(f"{folder.name}.tar.*"):
+        piece.unlink()
+    content = file.getvalue()
+    for number, start in enumerate(range(0, len(content), PIECE)):
+        (place.kept / f"{folder.name}.tar.{number}").write_bytes(content[start : start + PIECE])
+
+
+def ended(folder: Path) -> Rows:
+    """Returns a row for each run that has ended: tested after its last epoch, and the best of its curve of tests."""
+    rows = []
+    for run in sorted(file.parent for file in folder.glob("runs/*/results.json")):
+        found = json.loads((run / "results.json").read_text())
+        low, high = (f"{100 * found[key]:.1f}" for key in ("test/acc_low", "test/acc_high"))
+        row = {"run": run.name, "test accuracy (95 %)": f"{100 * found['test/acc']:.2f} % ({low} to {high})"}
+        curve = [row["curve/test_acc"] for row in read_metrics(run) if "curve/test_acc" in row]
+        row["best of its tests"] = f"{100 * max(curve):.2f} % of {len(curve)}" if curve else ""
+        row |= {"epochs": str(found["epochs"]), "training": f"{found['train_seconds']:,.0f} s"}
+        row["images/s"] = f"{found['images_per_second']:,.0f}"
+        rows.append({**row, "peak memory": f"{found['peak_memory_mb']:,.0f} MB"})
+    return rows
+
+
+def trainings(place: Place, config: str, seeds: int, options: dict[str, Any]) -> Rows:
+    """Trains a config with some seeds, all at a time, as far as the minutes go; a later call resumes them.
+
+    Args:
+        place: its device.
+        config: name of the config.
+        seeds: number of trainings, from seed 0 on.
+        options: options of all of them beside those of the config.
 
     Raises:
-        Unfinished: it was told to end.
+        Unfinished: they were told to end.
     """
-    flags = (*GOAL, *SMALL) if place.small else GOAL
-    run = place.runs / "cifar10-goal"
-    if not (run / "results.json").is_file():
-        place.runs.mkdir(parents=True, exist_ok=True)
-        data = run.with_suffix(".yaml")
-        data.write_text(yaml.safe_dump({"data": data_of("cifar10_vit_tiny", images_of(place))}, sort_keys=False))
-        configs = (f"--config={EXPERIMENTS / 'cifar10_vit_tiny.yaml'}", f"--config={data}")
-        if fit(run, place, *configs, *flags, "--resume=auto", until=max(1.0, place.left - SAVING)).returncode:
-            rows = read_metrics(run) if (run / "metrics.jsonl").is_file() else []
-            step = max((row["step"] for row in rows), default=0)
-            raise Unfinished(f"told to end, and kept, at step {step:,}")
-    found = json.loads((run / "results.json").read_text())
-    low, high = (f"{100 * found[key]:.1f}" for key in ("test/acc_low", "test/acc_high"))
-    row = {"config": "cifar10_vit_tiny.yaml", "flags": f"`{' '.join(flags)}`"}
-    row["test accuracy (95 % of test images), n = 1"] = f"{100 * found['test/acc']:.2f} % ({low} to {high})"
-    row |= {"goal": "95 %", "epochs": str(found["epochs"]), "training": f"{found['train_seconds']:,.0f} s"}
-    row["images/s"], row["peak memory"] = f"{found['images_per_second']:,.0f}", f"{found['peak_memory_mb']:,.0f} MB"
-    return [row]
+    folder = place.runs / config
+    take_up(folder, place)
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / "data.yaml"
+    data.write_text(yaml.safe_dump({"data": data_of(config, images_of(place))}, sort_keys=False))
+    flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()]
+    given = [f"--config={EXPERIMENTS / config}.yaml", f"--config={data}", *flags, *(SMALL if place.small else ())]
+    runs = [(folder / f"runs/{seed}", f"--seed_everything={seed}") for seed in range(seeds)]
+    left = [run for run in runs if not (run[0] / "results.json").is_file()]
+    until = max(1.0, place.left - SAVING)
+    try:
+        with ThreadPoolExecutor(seeds) as pool:
+            done = pool.map(lambda run: fit(run[0], place, *given, run[1], "--resume=auto", until=until), left)
+            codes = [process.returncode for process in done]
+    finally:
+        give_back(folder, place)
+    rows = ended(folder)
+    if any(codes):
+        steps = [max((row["step"] for row in read_metrics(run)), default=0) for run, _ in left if run.is_dir()]
+        raise Unfinished(f"{len(rows)} have ended, others were told to at steps {steps}\n{yaml.safe_dump(rows)}")
+    return [{**row, "flags": f"`{' '.join(flags)}`"} for row in rows]
 
 
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -197,9 +235,8 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
 def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Rows:
     """Runs a plan of ``experiments/ablations`` as far as the minutes go; its runs are kept beside the other results.
 
-    It goes on from those that are committed. PLAN.tar.xz has the runs that have ended, from which ``lightning ablate``
-    goes on anywhere, PLAN-curves.tar.xz the rows of all runs, and RUN.ckpt.N the last checkpoint of one that has not
-    ended, in pieces as a lent machine gives them back.
+    It goes on from those that are committed; PLAN.tar.xz has those that have ended, from which ``lightning ablate``
+    goes on anywhere.
 
     Args:
         place: its device.
@@ -213,8 +250,9 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Row
     sys.path.insert(0, str(EXPERIMENTS / "ablations"))
     from archive import archive
 
-    place.runs.mkdir(parents=True, exist_ok=True)
     folder, page = place.runs / plan, yaml.safe_load((EXPERIMENTS / f"ablations/{plan}.yaml").read_text())
+    take_up(folder, place)
+    place.runs.mkdir(parents=True, exist_ok=True)
     if not folder.is_dir() and (kept := EXPERIMENTS / f"ablations/{plan}/runs.tar.xz").is_file():
         shutil.unpack_archive(kept, folder, filter="data")
     data, file = place.runs / "data.yaml", place.runs / f"{plan}.yaml"
@@ -235,21 +273,8 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Row
         process.terminate()
         process.wait()
     archive(folder, place.kept / f"{plan}.tar.xz")
-    with tarfile.open(place.kept / f"{plan}-curves.tar.xz", "w:xz") as tar:
-        for rows in sorted(folder.glob("runs/*/metrics.jsonl")):
-            tar.add(rows, rows.relative_to(folder))
-    rows = []
-    for run in sorted(file.parent for file in folder.glob("runs/*/results.json")):
-        found = json.loads((run / "results.json").read_text())
-        best = max(row["curve/test_acc"] for row in read_metrics(run) if "curve/test_acc" in row)
-        row = {"run": run.name, "last epoch": f"{100 * found['test/acc']:.2f} %", "best": f"{100 * best:.2f} %"}
-        row |= {"training": f"{found['train_seconds']:,.0f} s", "images/s": f"{found['images_per_second']:,.0f}"}
-        rows.append(row)
-    for run in sorted(file.parents[1] for file in folder.glob("runs/*/checkpoints/last.ckpt")):
-        if not (run / "results.json").is_file():
-            content = (run / "checkpoints/last.ckpt").read_bytes()
-            for number, start in enumerate(range(0, len(content), PIECE)):
-                (place.kept / f"{run.name}.ckpt.{number}").write_bytes(content[start : start + PIECE])
+    give_back(folder, place)
+    rows = ended(folder)
     if process.returncode:
         last = (folder.with_suffix(".log").read_text().splitlines() or [""])[-1]
         raise Unfinished(f"{len(rows)} runs have ended; {last}\n{yaml.safe_dump(rows)}")

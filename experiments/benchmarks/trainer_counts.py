@@ -1,11 +1,11 @@
-"""What the host waits for in each step of a whole training on a GPU, counted on a machine without one.
+"""What the host waits for and launches in each step of a whole training on a GPU, counted on a machine without one.
 
 python experiments/benchmarks/trainer_counts.py [FLAGS of lightning fit]
 
 The training of ``lightning fit`` with its Trainer, callbacks and loggers, on the device that ``gpu_counts.py``
-pretends. Counted are its crossings, from the first callback of a step to that of the next, in steps without a row of
-numbers, with one, and at the end of an epoch, validation included. Writing a checkpoint is left out, and so are
-workers, W&B and mixed precision. Without flags it trains a small ViT on digits, with averaged weights.
+pretends. Counted are its crossings and eager launches, from the first callback of a step to that of the next, in steps
+without a row of numbers, with one, and at the end of an epoch, validation included. Writing a checkpoint is left out,
+and so are workers, W&B and mixed precision. Without flags it trains a small ViT on digits, with averaged weights.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ class Steps(Callback):
         self.counter = counter
         self.steps: collections.Counter[str] = collections.Counter()
         self.crossings: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.launches: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         is_last = batch_idx + 1 == trainer.num_training_batches
         has_row = (trainer.global_step + 1) % trainer.log_every_n_steps == 0
         kind = "end of an epoch" if is_last else "with a row" if has_row else "without a row"
         self.steps[kind] += 1
-        self.counter.crossings = self.crossings[kind]
+        self.counter.crossings, self.counter.operators = self.crossings[kind], self.launches[kind]
 
 
 def pretend_more(counter: gpu_counts.Counter) -> None:
@@ -101,9 +102,10 @@ def main() -> None:
     os.environ["WANDB_MODE"] = "disabled"
     with tempfile.TemporaryDirectory() as folder:
         found = count(sys.argv[1:] or list(DIGITS), Path(folder))
-    print("\n| steps | number | crossings of a step |\n|---|---|---|")
+    print("\n| steps | number | crossings of a step | launches of a step |\n|---|---|---|---|")
     for kind, number in found.steps.items():
-        print(f"| {kind} | {number} | {found.crossings[kind].total() / number:.1f} |")
+        crossings, launches = found.crossings[kind].total(), found.launches[kind].total()
+        print(f"| {kind} | {number} | {crossings / number:.1f} | {launches / number:.1f} |")
     for kind, crossings in found.crossings.items():
         print(f"\n{kind}:")
         for place, number in crossings.most_common():
