@@ -135,7 +135,8 @@ def main() -> None:
         wrong += bool(found)
         for text in found:
             print(f"study {number}: {text}", flush=True)
-    print(f"{given.studies} studies, {wrong} with something wrong; verdicts: {dict(kinds.most_common())}")
+        if (done := number + 1) % 500 == 0 or done == given.studies:
+            print(f"{done} studies, {wrong} with something wrong; {dict(kinds.most_common())}", flush=True)
 
 
 if __name__ == "__main__":
