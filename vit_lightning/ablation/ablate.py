@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from vit_lightning.ablation.ledger import Ledger, Planned, find_ledger, open_ledger
+from vit_lightning.ablation.ledger import Ledger, find_ledger, open_ledger
 from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
@@ -160,9 +161,10 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
 
 def forecast(plan: Plan, ledger: Ledger, workers: int) -> list[str]:
     """Describes what an ablation can show, its runs and, by those that have ended, its time."""
-    study, known = ledger.study(), [ledger.expected_seconds(Planned(arm, plan.seeds[0])) for arm in plan.arms]
-    seconds = [value for value in known if value is not None]
-    each = sum(seconds) / len(seconds) / workers if seconds else None
+    study = ledger.study()
+    ended = [*study.done, *(study.tuning.trials if study.tuning else ())]
+    seconds = [run.results["seconds"] for run in ended if "seconds" in run.results]
+    each = statistics.fmean(seconds) / workers if seconds else None
     data = plan.experiments[plan.baseline].data
     lines = forecast_sentences(study, data.image_count("test") if data.own_loaders else None, each)
     if plan.tune.replicates:

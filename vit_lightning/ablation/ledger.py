@@ -26,7 +26,6 @@ import math
 import os
 import platform
 import secrets
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -208,12 +207,6 @@ class Ledger:
                 if known := [mean for mean in means if not math.isnan(mean[0])]:
                     found[arm] = [*self.trials.values()][min(known)[1]]  # of equal ones the first
         return found
-
-    def expected_seconds(self, run: Planned) -> float | None:
-        """Returns the median time of the runs of an arm, else of all runs; None before any has ended."""
-        known = [(ended.arm, ended.results["seconds"]) for ended in self._ended.values() if "seconds" in ended.results]
-        alike = [seconds for arm, seconds in known if arm == run.arm] or [seconds for _, seconds in known]
-        return statistics.median(alike) if alike else None
 
     def study(self) -> Study:
         """Returns the ablation with the outcomes of its runs so far."""
