@@ -139,15 +139,16 @@ def read_data(groups: Groups) -> None:
     groups.data_part, groups.trained = part, trained
     if (data := _made_data(reader, part)) is None:
         return
+    learned = getattr(data, "root", None)  # folder of the images that the model learns or learned from
     if trained is not None:
         data.wanted = "val" if groups.command == "validate" else "test"
-        root = value_at(flatten(trained.checkpoint.get("config")), "data.root")
-        data.learned = None if _is_in(root, data) else str(trained.checkpoint.get("images"))
+        learned = value_at(flatten(trained.checkpoint.get("config")), "data.root")
+        data.learned = None if _is_in(learned, data) else str(trained.checkpoint.get("images"))
     before = len(reader.problems)
     with problems_of(reader, "data"):
         data.check()
     if also and groups.command in ("fit", "test"):
-        also = _read_further(groups, data, also, given)
+        also = _read_further(groups, data, also, given, learned)
     part = replace(part, arguments={**part.arguments, "also_test": also}) if also else part
     groups.data_part = part
     if unread := reader.problems[before:]:
@@ -171,7 +172,7 @@ def read_data(groups: Groups) -> None:
             groups.data = None
 
 
-def _read_further(groups: Groups, data: ImageData, also: Any, given: Config) -> dict[str, Part]:
+def _read_further(groups: Groups, data: ImageData, also: Any, given: Config, learned: Any) -> dict[str, Part]:
     """Reads and makes further test sets, whose images and labels become those that the model takes.
 
     Args:
@@ -179,6 +180,7 @@ def _read_further(groups: Groups, data: ImageData, also: Any, given: Config) -> 
         data: the data of the config, which gets them.
         also: a folder, or options in place of those of the data, by name.
         given: what the config says of the data.
+        learned: folder of the images that the model learns or learned from.
     """
     reader, trained, parts = groups.reader, groups.merged.trained, dict[str, Part]()
     if wrong := [str(name) for name in also if not is_plain_name(str(name))] if isinstance(also, dict) else [str(also)]:
@@ -198,7 +200,7 @@ def _read_further(groups: Groups, data: ImageData, also: Any, given: Config) -> 
             continue
         other.wanted, other.mean, other.std = "test", data.mean, data.std
         images = "" if trained is None else str(trained.checkpoint.get("images"))
-        other.learned = None if _is_in(getattr(data, "root", None), other) else images
+        other.learned = None if _is_in(learned, other) else images
         before = len(reader.problems)
         with problems_of(reader, key):
             other.check()
