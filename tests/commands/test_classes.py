@@ -162,8 +162,8 @@ def test_further_test_sets_are_measured_by_name(control, capsys):
     assert logged == [{"test/acc": 1.0}, *({f"test/{name}/acc": found[name]} for name in also)]
     again = evaluate(resolve(["--ckpt=fitted", "--trust", "--out=again"], "test"), "test")
     assert {name: again[name] for name in again} == {name: results[name] for name in again}
-    flags = ["--ckpt=run", "--data.root=few/test", "--data.also_test={half: half, few: few/test, images: images}", "--out=later"]
-    other = evaluate(resolve(flags, "test"), "test")
+    also = "--data.also_test={half: half, few: few/test, images: images}"
+    other = evaluate(resolve(["--ckpt=run", "--data.root=few/test", also, "--out=later"], "test"), "test")
     assert other["test/half/acc"] == 0.5
     images = [other["test_images"], *(other[f"test/{name}/images"] for name in ("few", "images"))]
     assert images == [12, 12, 18], "whatever folder data.root is: all of one, of the training's the test images"

@@ -169,8 +169,8 @@ def test_what_a_module_of_the_users_logs_is_that_of_all_ranks(tmp_path):
     assert "sync_dist" not in harness.log(tmp_path)
 
 
-def test_an_accuracy_is_that_of_the_predictions(tmp_path):
-    assert own_module(tmp_path, "--module.test_factor=0.5") == 2
-    wrong = r"test/acc=0\.4\d+ is no accuracy of all images: 3\d\d of 360 images are right by the logits that test_"
+def test_an_accuracy_that_is_not_that_of_the_predictions_is_said_and_has_no_interval_of_theirs(tmp_path):
+    assert own_module(tmp_path, "--module.test_factor=0.5") == 0
+    wrong = r"warning +test/acc=0\.4\d+ is not that of the logits that test_step returns, by which 3\d\d of 360 images"
     assert re.search(wrong, harness.log(tmp_path)), harness.log(tmp_path)
-    assert not (tmp_path / "run/results.json").exists()
+    assert "test/acc_low" not in harness.results(tmp_path)

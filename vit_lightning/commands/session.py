@@ -18,14 +18,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 
-from vit_lightning.commands.console import quiet
+from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import as_list
 from vit_lightning.config.own_files import OwnFault, own_traceback
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import shield_workers
 from vit_lightning.errors import UserError, one_line
-from vit_lightning.figures.test_report import Table, interval
+from vit_lightning.figures.test_report import Table, interval, other_accuracy
 from vit_lightning.metric_facts import STEP_METRICS
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, run_folder_of
 from vit_lightning.storage.folder import is_first, new_folder, read_json
@@ -224,7 +224,9 @@ def measure_test(trainer: Trainer, module: LightningModule, data: ImageData, pre
         with logged_by(trainer, rename):
             trainer.test(module, datamodule=images, verbose=False)
         tables[name] = predictions.table
-        found = logged(trainer, "test") | interval(predictions.table)
+        if wrong := other_accuracy(predictions.table, trainer.callback_metrics):
+            say(row("warning", wrong))
+        found = logged(trainer, "test") | ({} if wrong else interval(predictions.table))
         found |= {"test_images": len(predictions.table["label"])} if predictions.table else {}
         results |= {rename(key): value for key, value in found.items()}
     return results, tables

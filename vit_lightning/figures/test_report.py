@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ def interval(table: Table) -> dict[str, float]:
         return {}
     low, high = wilson(int((table["prediction"] == table["label"]).sum()), len(table["label"]))
     return {"test/acc_low": low, "test/acc_high": high}
+
+
+def other_accuracy(table: Table, logged: Mapping[str, Any]) -> str:
+    """Says which accuracy that was logged is not that of the predictions, such as a mean over classes; else nothing."""
+    if not table or table["label"].min(initial=0) < 0:  # a loss ignores those
+        return ""
+    right, images = int((table["prediction"] == table["label"]).sum()), len(table["label"])
+    values = {name: float(logged[name]) for name in logged if re.fullmatch("test[/_]acc(uracy)?(_epoch)?", name)}
+    text = f"is not that of the logits that test_step returns, by which {right:,} of {images:,} images are right"
+    wrong = [f"{name}={value:.6g}" for name, value in values.items() if not abs(images * value - right) <= 0.51]
+    return f"{', '.join(wrong)} {text}" if wrong else ""
 
 
 def class_rows(table: Table, names: Sequence[str]) -> list[tuple[str, int, int, float, float, float]]:
