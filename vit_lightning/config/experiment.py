@@ -105,7 +105,7 @@ class Experiment:
     def shown(self) -> str:
         """Returns that file behind the options that are no defaults, as comments."""
         known = {key: value for key, value in self.given.items() if key in self.config}
-        given = "".join(f"#   {key}: {word(value)}\n" for key, value in options_of(known).items())
+        given = "".join(f"#   {key}: {' '.join(word(value).split())}\n" for key, value in options_of(known).items())
         return f"# given:\n{given}# with all defaults:\n{self.to_yaml()}"
 
     def with_seed(self, seed: int, tags: Sequence[str]) -> Experiment:
