@@ -27,6 +27,7 @@ PARAMETERS = {
     "deit": 22_050_664,
     "deit3": 22_050_664 - 384 + 12 * 2 * 384,
     "crate_tiny": 6_090_856,
+    "mae": 86_567_656 - 197 * 768,  # ViT-B/16 with a table of sines and cosines in place of learned positions
     "vit5": 22_039_144,  # that of its vit5_small
 }
 
