@@ -105,10 +105,14 @@ class Twisted(Scans):
 
 
 class Split(Module):
+    def __init__(self):
+        super().__init__()
+        self.first = np.random.permutation(60).tolist()
+
     def setup(self, stage):
         super().setup(stage)
         self.drawn = torch.utils.data.random_split(self.set, [40, 20])
-        print("drawn", stage, sorted(self.drawn[1].indices))
+        print("drawn", stage, self.first, sorted(self.drawn[1].indices))
 
     def train_dataloader(self):
         return DataLoader(self.drawn[0], 16, True)
@@ -220,7 +224,7 @@ def test_a_data_module_whose_first_batch_was_looked_at_trains_on_what_it_gives_f
 
 
 def test_a_data_module_that_draws_a_split_tests_no_image_that_it_has_trained_on(own, capsys):
-    """PL#9865, lightning-hydra-template#184: setup() is called for the training, for the test and in each process."""
+    """PL#9865, lightning-hydra-template#184: setup() is called for the training and the test, both in each process."""
     assert main(["fit", *FLAGS, "--data=my_scans.Split", "--out=run"]) == 0
     assert main(["test", "--ckpt=run", "--trust"]) == 0
     drawn = [line.split(" ", 2)[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("drawn")]

@@ -30,7 +30,7 @@ from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.typed import WRONG, Adapter, Found, Part, Reader, made, plain
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.per_image import PerImage
+from vit_lightning.data.per_image import PerImage, seeded
 from vit_lightning.data.wrapped import WrappedDataModule, WrappedDataset
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.metric_facts import METRICS, Goal, goal_by, goal_of
@@ -103,7 +103,9 @@ def _data(reader: Reader, found: Found, path: str) -> Any:
 
     def join(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
         if is_module:
-            return WrappedDataModule(module=target(**theirs), **ours)
+            with seeded() as seed:
+                seed(0)  # it may draw a split: the same in each process
+                return WrappedDataModule(module=target(**theirs), **ours)
         return WrappedDataset(dataset_class=target, arguments=theirs, **ours)
 
     is_class, theirs = inspect.isclass(found.target), signature_of(found.target).options

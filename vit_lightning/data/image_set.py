@@ -236,8 +236,7 @@ class ImageSet(SplitData):
     def test_view(self) -> dict[str, Any]:
         by_the_cpu = self.interpolation.replace("device", "fast")
         other: dict[str, Any] = {} if by_the_cpu == "bicubic" else {"interpolation": by_the_cpu}
-        other |= {} if self.resize is None else {"resize": self.resize}
-        return {**super().test_view(), **other}
+        return {**super().test_view(), **other, **({} if self.resize is None else {"resize": self.resize})}
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         if split not in self._splits:  # as a probe may ask for
