@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from einops import rearrange, repeat
+from PIL import Image
 from runs import SMALL, killed_after, logged_rows
 from torch import Tensor
 
@@ -112,6 +114,31 @@ def test_masks_are_functions_of_the_key_and_of_all_patches_alike():
     assert kept.flatten().bincount().numpy() == pytest.approx(np.full(16, 1000), rel=0.1)
 
 
+@pytest.mark.parametrize("normalise", [True, False])
+def test_a_reconstruction_keeps_what_is_kept_and_tells_the_rest(normalise):
+    """A decoder that tells zeros has the mean of each patch where pixels are normalised."""
+    sizes = {"in_channels": 2, "num_classes": 3, "emb_size": 8, "depth": 1, "num_heads": 2}
+    module = MAE(
+        ViT(image_size=(8, 12), patch_size=(2, 4), **sizes),
+        normalise_pixels=normalise,
+        decoder_emb_size=8,
+        decoder_depth=1,
+        decoder_num_heads=2,
+        mask_ratio=0.5,
+    )
+    torch.nn.init.zeros_(module.decoder.pixels.weight)
+    images, keys = torch.rand(3, 2, 8, 12) + 1, torch.arange(3)
+    masked, whole = module.reconstruct(images, keys)
+    is_kept = masked != 0
+    assert is_kept.float().mean() == 0.5
+    assert torch.equal(whole[is_kept], images[is_kept])
+    means = rearrange(images, "b c (h p) (w q) -> b h w (c p q)", p=2, q=4).mean(dim=3) * normalise
+    told = repeat(means, "b h w -> b c (h p) (w q)", c=2, p=2, q=4)
+    torch.testing.assert_close(whole[~is_kept], told[~is_kept])
+    kept = {(image, row // 2 * 3 + column // 4) for image, _, row, column in is_kept.nonzero().tolist()}
+    assert kept == {(image, patch) for image, row in enumerate(module.draw_kept(keys).tolist()) for patch in row}
+
+
 DECODER = ("--module.decoder_emb_size=16", "--module.decoder_depth=1", "--module.decoder_num_heads=2")
 RUN = ("fit", *SMALL, "--model.patch_size=2", "--module=MAE", *DECODER, "--data.fraction=0.2", "--data.batch_size=40")
 RUN += ("--checkpoint.monitor=val/loss", "--checkpoint.mode=min", "--wandb.mode=disabled", "--trainer.max_epochs=2")
@@ -132,6 +159,7 @@ def test_a_run_that_is_killed_inside_an_epoch_comes_out_the_same_to_the_bit(in_f
     assert all(torch.equal(value, run[name]) for name, value in whole.items())
     assert logged_rows(Path("run")) == logged_rows(Path("whole"))
     assert len(losses("whole", "val/knn_acc")) == 2
+    assert Image.open("whole/validation/reconstructions-0002.png").size == (8 * 122, 3 * 152 + 26)
 
 
 def test_masks_are_others_in_each_epoch_and_the_same_in_each_validation(in_folder):

@@ -26,6 +26,7 @@ from vit_lightning.figures.pictures import (
     enlarged,
     numbers,
     predictions_sheet,
+    sheet,
     write_png,
 )
 from vit_lightning.inspect.survey import glance
@@ -42,6 +43,7 @@ from vit_lightning.training.callbacks import (
     labelled,
 )
 from vit_lightning.training.lightning_detours import logged_steps
+from vit_lightning.training.mae import MAE
 
 Array = np.ndarray[Any, Any]
 
@@ -66,6 +68,8 @@ class ValidationPictures(Callback):
     - ``validation/confusion-0012.png``: the confusion matrix.
     - ``validation/attention-0012.png``: of a ViT, where the head looks in the first of these images, layer by layer
       (``inspect.survey.glance``); ``validation/positions-0012.png``: the similarity of its positions.
+    - ``validation/reconstructions-0012.png``: of a run of MAE, in place of all others: some of these images masked,
+      reconstructed, and as they are.
     - ``validation/epoch-0012.json``, written last, a mapping of plain numbers::
 
         epoch            12, counted from 1
@@ -133,9 +137,13 @@ class ValidationPictures(Callback):
         rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
         classes = len(self.data.label_names)
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
-        if len(table) and is_first():
+        reconstructs = isinstance(pl_module, MAE) and has_whole_weights(trainer)
+        if (len(table) or reconstructs) and is_first():
             try:
-                self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
+                if reconstructs:
+                    self._draw_reconstructions(trainer, pl_module)
+                else:
+                    self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
             except OSError as fault:  # a full disk
                 warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
 
@@ -167,6 +175,27 @@ class ValidationPictures(Callback):
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
         self.wandb.log_validation(path)
+
+    def _draw_reconstructions(self, trainer: Trainer, module: MAE) -> None:
+        """Draws images with their patches masked, as the decoder tells them, and as they are."""
+        epoch, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir) / "validation"
+        table = np.zeros((self.data.image_count("val"), 4))
+        table[:, 0] = np.arange(len(table))
+        rows, images = self._choose(table)
+        if images is None or not len(images):
+            return
+        shown = np.arange(0, len(images), -(-len(images) // INSIDE))
+        device = trainer.strategy.root_device
+        with trainer.precision_plugin.val_step_context(), torch.no_grad():
+            given = self.data.transform.normalise(torch.from_numpy(images[shown]).to(device))
+            drawn = module.reconstruct(given, torch.from_numpy(rows[shown, 0]).long().to(device))
+        mean, std = (255 * torch.tensor(part, device=device)[:, None, None] for part in (self.data.mean, self.data.std))
+        pixels = [(one * std + mean).round().clamp(0, 255).byte().cpu().numpy() for one in drawn]
+        captions = [word for word in ("masked", "reconstructed", "original") for _ in shown]
+        folder.mkdir(exist_ok=True)
+        path = folder / f"reconstructions-{epoch:04d}.png"
+        write_png(path, sheet(np.concatenate([*pixels, images[shown]]), captions, title=f"epoch {epoch}"))
+        self.wandb.log_images({"images/reconstructions": path}, logged_steps(trainer))
 
     def _draw_inside(
         self, trainer: Trainer, network: nn.Module, images: Array, folder: Path, epoch: int

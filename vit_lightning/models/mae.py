@@ -16,7 +16,7 @@ from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.models.layers import LayerNorm, NamedSequential
 from vit_lightning.models.patches import LearnedTokens
-from vit_lightning.models.positions import SinCos2dPositions
+from vit_lightning.models.positions import Grid, SinCos2dPositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.random_keys import mix, uniform
 from vit_lightning.sizes import Size
@@ -58,6 +58,9 @@ class MAEDecoder(NamedSequential):
         UserError: they do not fit.
     """
 
+    embedding: nn.Linear
+    mask: MaskToken
+
     def __init__(self, vit: ViT, *, emb_size: int, depth: int, num_heads: int) -> None:
         (height, width), (p1, p2), prefix = vit.image_size, vit.patch_size, vit.prefix_tokens
         grid = (height // p1, width // p2)
@@ -89,10 +92,16 @@ def patch_pixels(images: Tensor, patch_size: Size) -> Tensor:
     return rearrange(images, "b c (h p1) (w p2) -> b (h w) (p1 p2 c)", p1=p1, p2=p2)
 
 
-def normalised(pixels: Tensor) -> Tensor:
-    """Returns pixels (b, n, p1 p2 c) with mean 0 and variance 1 in each patch."""
+def image_of(pixels: Tensor, grid: Grid, patch_size: Size) -> Tensor:
+    """Returns the images of the pixels of patches, (b, n, p1 p2 c) -> (b, c, H, W)."""
+    (h, w), (p1, p2) = grid, patch_size
+    return rearrange(pixels, "b (h w) (p1 p2 c) -> b c (h p1) (w p2)", h=h, w=w, p1=p1, p2=p2)
+
+
+def moments(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and standard deviation of each patch, (b, n, 1)."""
     variance, mean = torch.var_mean(pixels, dim=2, keepdim=True)
-    return (pixels - mean) / (variance + 1e-6).sqrt()
+    return mean, (variance + 1e-6).sqrt()
 
 
 def masked_error(predicted: Tensor, pixels: Tensor, kept: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from vit_lightning.errors import UserError, named
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.metric_facts import METRICS, Stage
 from vit_lightning.models.attention import RotaryAttention
-from vit_lightning.models.mae import MAEDecoder, draw_kept, masked_error, normalised, patch_pixels
+from vit_lightning.models.mae import MAEDecoder, draw_kept, image_of, masked_error, moments, patch_pixels
 from vit_lightning.models.vit import ViT
 from vit_lightning.training.classifier import StepOutput, ViTClassifier
 from vit_lightning.training.optim import OptimizerConfig
@@ -34,6 +34,7 @@ class MAE(ViTClassifier):
         decoder_num_heads: number of its heads.
     """
 
+    network: ViT
     measures: ClassVar = {"loss": METRICS["loss"]}
 
     def __init__(
@@ -91,8 +92,28 @@ class MAE(ViTClassifier):
         predicted = self(batch.images, kept)
         predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
         pixels = patch_pixels(batch.images.to(predicted.dtype), self.network.patch_size)
-        pixels = normalised(pixels) if self.normalise_pixels else pixels
+        if self.normalise_pixels:
+            mean, std = moments(pixels)
+            pixels = (pixels - mean) / std
         return StepOutput(masked_error(predicted, pixels, kept), predicted, (predicted,))
+
+    def reconstruct(self, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns images (b, c, H, W) with zeros for their masked patches, and with what the decoder tells there.
+
+        Mean and standard deviation of a patch, which it does not tell where pixels are normalised, are the true ones.
+        """
+        kept, pixels = self.draw_kept(keys), patch_pixels(images, self.network.patch_size)
+        told = self(images, kept).to(pixels.dtype)
+        if self.normalise_pixels:
+            mean, std = moments(pixels)
+            told = told * std + mean
+        is_kept = torch.zeros_like(pixels[..., 0], dtype=torch.bool).scatter(1, kept, True)[..., None]
+        (height, width), (p1, p2) = images.shape[2:], self.network.patch_size
+        masked, whole = (
+            image_of(torch.where(is_kept, pixels, other), (height // p1, width // p2), (p1, p2))
+            for other in (torch.zeros_like(pixels), told)
+        )
+        return masked, whole
 
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         raise UserError("MAE learns without labels and predicts no classes (init_from of its run starts a classifier)")
