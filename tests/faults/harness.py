@@ -110,8 +110,10 @@ def outcome(folder: Path) -> dict[str, Any]:
     callbacks = {name: state for name, state in last["callbacks"].items() if name not in ("Stopwatch", "Monitor")}
     # what the last validation counted, which the next one begins anew
     loops = {k: v for k, v in last["loops"]["fit_loop"].items() if not k.startswith("epoch_loop.val_loop")}
-    with np.load(run / "test_predictions.npz") as arrays:
-        predictions = {name: arrays[name].tolist() for name in arrays}
+    predictions = {}  # of a module that gives logits
+    if (run / "test_predictions.npz").is_file():
+        with np.load(run / "test_predictions.npz") as arrays:
+            predictions = {name: arrays[name].tolist() for name in arrays}
     return {
         "weights": last["state_dict"],
         "average": last.get("ema"),

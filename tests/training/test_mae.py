@@ -21,6 +21,7 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import Batch
 from vit_lightning.models.mae import draw_kept
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.training.compiled import compile_module
 
 NAMES = (
     (r"vit\.embeddings\.cls_token", "network.patch_embedding.class_token.token"),
@@ -112,6 +113,19 @@ def test_masks_are_functions_of_the_key_and_of_all_patches_alike():
     assert torch.equal(draw_kept(keys[7:9], 16, 0.75), kept[7:9])
     assert all(len(set(row)) == 4 for row in kept.tolist())
     assert kept.flatten().bincount().numpy() == pytest.approx(np.full(16, 1000), rel=0.1)
+
+
+@pytest.mark.full
+def test_a_compiled_step_is_the_same_as_one_graph():
+    torch.manual_seed(0)
+    sizes = {"image_size": 8, "patch_size": 2, "num_classes": 3, "emb_size": 8, "depth": 1, "num_heads": 2}
+    module = MAE(ViT(**sizes), decoder_emb_size=8, decoder_depth=1, decoder_num_heads=2)
+    keys, graphs = torch.arange(4), []
+    batch = Batch(torch.randn(4, 3, 8, 8), keys, keys, keys)
+    expected = module.step(batch, "train").loss
+    compile_module(module, 4, torch.device("cuda"), backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    assert torch.equal(module.step(batch, "train").loss, expected)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("normalise", [True, False])
