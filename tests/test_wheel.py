@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_file_and_config(installed, tmp_path):
     expected = files(REPOSITORY / "vit_lightning", "*") | {f"configs/{name}" for name in names | parts}
     assert files(installed / "vit_lightning", "*") == expected
     listed = lightning(installed, tmp_path, "configs")
-    assert [name for name in names if f"\n{name.removesuffix('.yaml')} " not in listed] == []
+    assert [name for name in names if f"\n  {name.removesuffix('.yaml')} " not in listed] == []
 
 
 @pytest.mark.full

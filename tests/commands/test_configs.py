@@ -36,7 +36,10 @@ def test_the_command_lists_all_and_prints_one(capsys, in_folder):
     assert sorted(listed) == sorted(shipped_configs())
     (in_folder / "digits.yaml").write_text("")  # as the shell does before > digits.yaml
     assert main(["configs", "digits"]) == 0
-    assert capsys.readouterr().out == (EXPERIMENTS / "digits.yaml").read_text()
+    assert capsys.readouterr() == ((EXPERIMENTS / "digits.yaml").read_text(), "")
+    assert main(["configs", "cifar10_cct"]) == 0
+    needs = f"a copy of cifar10_cct needs {EXPERIMENTS / 'compact_transformers.py'} beside it"
+    assert needs in capsys.readouterr().err
 
 
 def test_a_name_is_found_anywhere_and_a_file_of_the_working_folder_comes_first(in_folder):

@@ -230,6 +230,16 @@ def test_files_of_a_folder_whose_name_begins_as_an_installed_one_are_the_user_s(
         use_files()
 
 
+def test_files_beside_the_package_s_configs_are_kept_in_a_run_where_it_is_installed_too():
+    """Else the learning rate of cifar10_vit_lite could not be read again to resume."""
+    configs = Path(vit_lightning.__file__).parent / "configs"
+    use_files([configs])
+    try:
+        assert [_is_own(f"{folder}/rates.py") for folder in (configs, configs.parent)] == [True, False]
+    finally:
+        use_files()
+
+
 def test_an_error_of_a_loss_or_an_optimizer_in_the_check_names_file_and_line(in_folder):
     (in_folder / "own_parts.py").write_text(
         "import torch\ndef loss(logits, targets):\n    return undefined(logits)\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -38,7 +39,10 @@ def configs(name: str | None = None) -> None:
     if name is not None:
         if (path := shipped_config(name)) is None:
             raise UserError(f"{name}: there is no such config{near_configs(Path(name), here=False)}")
-        print(path.read_text(encoding="utf-8"), end="")
+        print(text := path.read_text(encoding="utf-8"), end="")
+        for part in path.parent.glob("*.py"):
+            if re.search(rf"\b{part.stem}\.", text):
+                print(f"lightning configs: a copy of {name} needs {part} beside it", file=sys.stderr)
         return
     groups: dict[str, list[tuple[str, str, str]]] = {purpose: [] for purpose in PURPOSES}
     for name, path in shipped_configs().items():

@@ -25,6 +25,9 @@ Folders = tuple[Path, ...]
 
 _INSTALLED = tuple(f"{place}{os.sep}" for place in (Path(vit_lightning.__file__).parent, sysconfig.get_path("stdlib")))
 
+_CONFIGS = Path(vit_lightning.__file__).parent / "configs"
+"""Those of the package where it is installed: what lies beside them is kept in a run too, which needs it to resume."""
+
 _used: Folders = ()
 """The folders that imports search now."""
 _added: list[str] = []
@@ -88,8 +91,9 @@ def _is_used(name: str, file: str) -> bool:
 
 def _is_own(file: str) -> bool:
     """Whether a file lies in the folders in use, and was not installed there."""
-    installed = file.startswith(_INSTALLED) or {"site-packages", "dist-packages"} & {*Path(file).parts}
-    return not installed and any(Path(file).is_relative_to(folder) for folder in _used)
+    path, ours = Path(file), Path(file).parent == _CONFIGS
+    installed = file.startswith(_INSTALLED) or {"site-packages", "dist-packages"} & {*path.parts}
+    return (ours or not installed) and any(path.is_relative_to(folder) for folder in _used)
 
 
 def _found(path: str) -> Path | None:
