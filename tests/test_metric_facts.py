@@ -62,3 +62,9 @@ def test_accuracy_counts_as_torchmetrics_does(classes):
         for metric in (ours, theirs):
             metric.update(probabilities, labels)
     assert ours.compute() == theirs.compute()
+
+
+def test_an_accuracy_of_one_hot_labels_is_refused_and_not_that_of_other_images():
+    """As many images as classes: each label would be compared with all predictions, 300 % right."""
+    with pytest.raises(AssertionError, match=r"labels have shape \(4, 4\), not \(b,\)"):
+        Accuracy().update(torch.eye(4), torch.eye(4))

@@ -54,6 +54,7 @@ class Accuracy(Metric):
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, probabilities: Tensor, labels: Tensor) -> None:
+        assert labels.ndim == 1, f"labels have shape {tuple(labels.shape)}, not (b,): accuracy is of one class an image"
         self.right.add_((probabilities.argmax(dim=1) == labels).sum())
         self.count.add_(len(labels))
 
