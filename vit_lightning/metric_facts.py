@@ -33,7 +33,7 @@ class MeanLoss(Metric):
 
     def update(self, loss: Tensor, images: int) -> None:
         # in place: += would also set an attribute of the module, which takes longer than the addition
-        self.total.add_(loss.detach().to(self.total.dtype) * images)
+        self.total.add_(loss.detach(), alpha=images)
         self.count.add_(images)
 
     def compute(self) -> Tensor:

@@ -93,8 +93,9 @@ class Images(Dataset[Batch]):
             indices, keys = indices[good], None if keys is None else keys[good]
         images, labels = (self.images, self.labels) if self._on_device is None else self._on_device
         if images.is_cuda:  # from pinned memory the device copies by itself, and nobody waits
-            indices = indices.pin_memory().to(images.device, non_blocking=True)
-            keys = None if keys is None else keys.pin_memory().to(images.device, non_blocking=True)
+            both = torch.stack([indices] if keys is None else [indices, keys]).pin_memory()
+            indices, *others = both.to(images.device, non_blocking=True)
+            keys = others[0] if others else None
         return Batch(images.index_select(0, indices), labels[indices], indices, keys, skipped=skipped)
 
     def name(self, index: int) -> str:

@@ -185,10 +185,11 @@ class ViTClassifier(ConfiguredOptimizer):
     @torch.no_grad()
     def log_metrics(self, output: StepOutput, labels: Tensor, stage: Stage) -> None:
         """Adds a batch to the metrics of its stage."""
-        # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1
-        probabilities = output.logits.float().softmax(dim=-1) if len(self.metric_table) > 1 else output.logits
+        # torchmetrics takes logits for probabilities if all of a batch are between 0 and 1; of ours none is in training
+        is_plain = stage == "train" or len(self.metric_table) == 1
+        scores = output.logits if is_plain else output.logits.float().softmax(dim=-1)
         for name, metric in getattr(self, f"{stage}_metrics").items():
-            given: tuple[Any, ...] = (output.loss, len(labels)) if name == "loss" else (probabilities, labels)
+            given: tuple[Any, ...] = (output.loss, len(labels)) if name == "loss" else (scores, labels)
             if len(labels):  # none on a rank of more ranks than a split has images
                 metric.update(*given)
             in_bar = name in self.metric_table and self.metric_table[name].in_bar
