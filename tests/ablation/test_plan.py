@@ -12,7 +12,7 @@ import yaml
 from runs import REPOSITORY
 from tensors import write_images
 
-from vit_lightning.ablation.ablate import AblateConfig, ablate
+from vit_lightning.ablation.ablate import AblateConfig, ablate, forecast
 from vit_lightning.ablation.ledger import open_ledger
 from vit_lightning.ablation.plan import PlanReader, Tune, read_plan, slug
 from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
@@ -360,7 +360,7 @@ def test_what_selects_what_is_reported_and_what_is_tried(in_folder):
     assert "tune.options: optimizer.lr=fast must be a finite float" in said
 
 
-def test_further_metrics_and_sets(in_folder):
+def test_further_metrics_and_sets(in_folder, monkeypatch):
     rules = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 8}
     more = {"fixed": {"trainer.max_epochs": 1, "data.num_workers": 0}}
     data = CONFIG + "data: {also_test: {shifted: {batch_size: 32}}}\n"
@@ -379,6 +379,11 @@ def test_further_metrics_and_sets(in_folder):
     assert "arms.mean.data.also_test: it identifies the run or chooses the images" in problems(
         changed(NAMED, arms=arms)
     )
+    path = write(changed(NAMED, compare={**rules, "metric": "test/shifted/acc"}, **more))
+    Path("config.yaml").write_text(data)
+    plan = read_plan(path)
+    monkeypatch.setattr(plan.experiments[plan.baseline].data.further["shifted"], "image_count", lambda split: 91)
+    assert "of 91 test images" in forecast(plan, open_ledger(Path("ablation"), plan)[0], 1)[0]
 
 
 def test_the_goal_of_a_metric_that_its_name_does_not_tell_must_be_given(in_folder):

@@ -165,7 +165,8 @@ def forecast(plan: Plan, ledger: Ledger, workers: int) -> list[str]:
     ended = [*study.done, *(study.tuning.trials if study.tuning else ())]
     seconds = [run.results["seconds"] for run in ended if "seconds" in run.results]
     each = statistics.fmean(seconds) / workers if seconds else None
-    data = plan.experiments[plan.baseline].data
+    data, further = plan.experiments[plan.baseline].data, plan.compare.metric.partition("/")[2].rpartition("/")[0]
+    data = data.further.get(further, data)
     lines = forecast_sentences(study, data.image_count("test") if data.own_loaders else None, each)
     if plan.tune.replicates:
         trials = len(plan.tune.seeds) * len(plan.tune.combinations)
