@@ -56,6 +56,9 @@ class Scores(Callback):
 class Asks(Callback):
     """Loads the best checkpoint at the end, as projects do that have a ModelCheckpoint (torchgeo#1642)."""
 
+    def on_fit_start(self, trainer, pl_module):
+        assert trainer.checkpoint_callback.best_model_path == ""
+
     def on_train_end(self, trainer, pl_module):
         self.step = read_checkpoint(Path(trainer.checkpoint_callback.best_model_path))["global_step"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +95,7 @@ class Checkpoints(Checkpoint):
         self._resumed = False
         self._before_validation = False
         self._begins_with_validation = False
+        self._complete: Callable[[], object] = lambda: None  # nothing is written before the fit
         self._max_steps: int | None = None  # kept until the validation with which a resumed run begins
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
