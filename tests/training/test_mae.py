@@ -14,7 +14,7 @@ from PIL import Image
 from runs import SMALL, killed_after, logged_rows
 from torch import Tensor
 
-from vit_lightning import MAE, RotaryAttention, SinCos2dPositions, UserError, ViT
+from vit_lightning import MAE, RotaryAttention, SinCos2dPositions, UserError, ViT, load
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
@@ -186,9 +186,9 @@ def test_masks_are_others_in_each_epoch_and_the_same_in_each_validation(in_folde
 
 def test_a_classifier_starts_from_its_encoder_with_a_head_of_its_own(in_folder, capsys):
     fit(resolve([*RUN[1:], "--out=run"]))
-    start = ("--init_from=run", "--reset_head=true", "--optimizer.layer_decay=0.75", "--optimizer.lr=0")
+    start = ("--init_from=run", "--optimizer.layer_decay=0.75", "--optimizer.lr=0")
     fit(resolve([*start, *SMALL[-2:], "--data.fraction=0.2", "--wandb.mode=disabled", "--out=tuned"]))
-    assert "18 tensors taken, new head (reset_head)" in capsys.readouterr().out
+    assert "18 tensors taken, new head\n" in capsys.readouterr().out
     first, tuned = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("run", "tuned"))
     kept = [name for name in tuned if name.startswith("network.") and ".head." not in name]
     assert len(kept) == 18
@@ -202,6 +202,14 @@ def test_commands_take_its_run_or_refuse_it(in_folder, capsys):
         assert main([command, "--ckpt=run"]) == 0
     assert main(["predict", "--ckpt=run"]) != 0
     assert "MAE learns without labels and predicts no classes" in capsys.readouterr().err
+
+
+def test_a_loaded_run_gives_features_and_no_classes(in_folder):
+    fit(resolve([*RUN[1:], "--out=run"]))
+    model = load("run")
+    assert model.embed(torch.zeros(2, 1, 8, 8)).shape == (2, 16)
+    with pytest.raises(UserError, match="gives no logits"):
+        model.predict(torch.zeros(2, 1, 8, 8))
 
 
 def test_a_network_that_cannot_be_given_some_of_its_patches_is_refused():

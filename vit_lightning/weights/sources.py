@@ -87,6 +87,13 @@ class _Known(NamedTuple):
         return self.make_network(config, (folder or Path.cwd()) if self.trust else None)
 
 
+def _learned_no_classes(config: Mapping[str, Any]) -> bool:
+    """Whether a run pre-trained without labels, so that its head is not trained."""
+    module = config.get("module")
+    name = module.get("class_path") if isinstance(module, Mapping) else module
+    return str(name).rpartition(".")[2] == "MAE"
+
+
 def open_source(
     place: str | Path | WeightsFile,
     *,
@@ -128,6 +135,8 @@ def open_source(
     known = _Known(make_network, given, facts, heads, usual, trust)
     with torch.random.fork_rng(devices=[]), naming(key, place):
         found = _opened(place if isinstance(place, WeightsFile) else read_weights(place, key), known)
+        if num_classes is None and _learned_no_classes(found.config or {}):
+            num_classes = 0
         if image_size is not None or num_classes is not None:
             found = _changed(found, known, image_size, num_classes)
         refuse(_wrong_facts(found, facts), prefix="config.")
