@@ -137,7 +137,7 @@ LOGGED = {
         "train/acc": Logged("accuracy (0 to 1); a mixed image counts with its larger part"),
     },
     "Every validation, over its images, each once over all ranks, by the averaged weights if there is an `ema`": {
-        "val/loss": Logged("cross entropy (nats)", "Quality"),
+        "val/loss": Logged("cross entropy (nats), or MAE's squared error", "Quality"),
         "val/acc": Logged("accuracy (0 to 1)", "Quality"),
         "val/acc5": Logged("top-5 accuracy, from 6 classes on"),
         "val_class/NAME": Logged("accuracy of a class, where pictures are drawn"),
@@ -145,7 +145,7 @@ LOGGED = {
         "val/linear_acc": Logged("accuracy of a linear classifier, by `LinearProbe`"),
         "val/linear_lr": Logged("its learning rate, the best on these images"),
     },
-    "Once, over the test images, each once over all ranks, by the best checkpoint": {
+    "Once, by the best checkpoint, over the test images; `test/NAME/acc` over those of `data.also_test`": {
         "test/loss": Logged("cross entropy (nats)"),
         "test/acc": Logged("accuracy (0 to 1)"),
         "test/acc5": Logged("top-5 accuracy, from 6 classes on"),

@@ -117,7 +117,7 @@ class Attempts:
         path.parent.mkdir(exist_ok=True)
         print("timing steps of all arms in turns ...", flush=True)
         task = functools.partial(time_arms, self.plan, {arm: base_of(study, arm) for arm in study.arms}, path)
-        process = self._fork(task, ["ablate", self.plan.file], path, self.devices and self.devices[0])
+        process = self._fork(task, ["ablate", self.plan.file], path, None if self.devices is None else self.devices[0])
         while process.is_alive() and not received:
             time.sleep(0.02)
         if received:

@@ -137,11 +137,11 @@ class ValidationPictures(Callback):
         rows = gather(trainer, torch.stack(columns, dim=1) if columns else torch.empty(0, 4, dtype=torch.float64))
         classes = len(self.data.label_names)
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
-        reconstructs = isinstance(pl_module, MAE) and has_whole_weights(trainer)
-        if (len(table) or reconstructs) and is_first():
+        autoencoder = pl_module if isinstance(pl_module, MAE) and has_whole_weights(trainer) else None
+        if (len(table) or autoencoder is not None) and is_first():
             try:
-                if reconstructs:
-                    self._draw_reconstructions(trainer, pl_module)
+                if autoencoder is not None:
+                    self._draw_reconstructions(trainer, autoencoder)
                 else:
                     self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
             except OSError as fault:  # a full disk

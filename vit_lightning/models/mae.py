@@ -38,7 +38,7 @@ class MaskToken(LearnedTokens):
         super().__init__(emb_size)
         self.patches, self.prefix_tokens = patches, prefix_tokens
 
-    def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:  # type: ignore[override]
         prefix, patches = tokens.tensor_split([self.prefix_tokens], dim=1)
         masked = repeat(self.token.to(tokens.dtype), "1 1 d -> b n d", b=tokens.shape[0], n=self.patches)
         index = repeat(kept, "b k -> b k d", d=tokens.shape[2])
@@ -81,7 +81,7 @@ class MAEDecoder(NamedSequential):
         )
         INITIALISATIONS["google"](self)
 
-    def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, kept: Tensor) -> Tensor:  # type: ignore[override]
         decoded: Tensor = self[2:](self.mask(self.embedding(tokens), kept))
         return decoded[:, self.mask.prefix_tokens :]
 

@@ -202,7 +202,8 @@ class Study:
     def given(self, arm: str) -> dict[str, Any]:
         """Returns the options of an arm: its own, what tuning has chosen, and its steps for equal time."""
         chosen = {} if self.tuning is None else self.tuning.chosen.get(arm, {})
-        return self.arms[arm] | chosen | self.timing.get(arm, {}).get("options", {})
+        of_time: dict[str, Any] = self.timing.get(arm, {}).get("options", {})
+        return self.arms[arm] | chosen | of_time
 
     @functools.cached_property
     def next(self) -> Study | None:
