@@ -136,6 +136,8 @@ def test_adamw_makes_its_lists_again_for_other_weights_and_another_state():
             for number, weight in enumerate(some):
                 weight.grad = None if number == step - 3 else torch.full_like(weight, step - 2.5)
             optimizer.step()
+        if step == 5:
+            optimizers = tuple(map(copy.copy, optimizers))
         if step == 2:
             states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
         assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True)), step

@@ -48,15 +48,15 @@ class FusedAdamW(_Foreach, torch.optim.AdamW):
 
     def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
-        self._lists: dict[int, tuple[list[Tensor], ...]] = {}
 
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
-        known, means, squares, counts = self._lists.get(id(weights[0]), ([], [], [], []))
+        lists: dict[int, tuple[list[Tensor], ...]] = vars(self).setdefault("_lists", {})  # which a copy lacks
+        known, means, squares, counts = lists.get(id(weights[0]), ([], [], [], []))
         is_whole = len(known) == len(weights) and all(map(operator.is_, known, weights))
         if not is_whole or self.state[weights[0]].get("exp_avg") is not means[0]:  # a checkpoint has replaced it
             known, means, squares, counts = [], [], [], []
             self._init_group(group, known, [], means, squares, [], counts)  # type: ignore[no-untyped-call]
-            self._lists[id(weights[0])] = known, means, squares, counts
+            lists[id(weights[0])] = known, means, squares, counts
         torch._foreach_add_(counts, 1)
         torch._fused_adamw_(
             *(weights, gradients, means, squares, [], counts),
