@@ -161,8 +161,9 @@ def read_data(groups: Groups) -> None:
             data.check_augment()
     groups.data, groups.data_part = data, replace(part, arguments={**part.arguments, **data.pinned()})
     if trained is not None and not isinstance(data, ImageFiles):  # which have no labels
-        names = (trained.checkpoint.get("test_view") or {}).get("class_names") or ()
-        if len(names) == data.num_classes and not (are_named(names) or "data" in trained.checkpoint["config"]):
+        names = (trained.checkpoint.get("test_view") or {}).get("class_names")
+        is_known = are_named(names) or "data" in (trained.checkpoint.get("config") or {})
+        if not is_known and len(names or ()) == data.num_classes:
             names = None  # only its outputs have numbers
         try:
             note = data.take_classes(names, f"the model of ckpt={trained.path}")
