@@ -96,8 +96,9 @@ def predict(experiment: Experiment, *, top_k: int = 5) -> None:
     """
     refuse(at_least(1, top_k=top_k))
     if experiment.images:
-        return predict_files(experiment, top_k)
-    return predict_test_images(experiment)
+        predict_files(experiment, top_k)
+    else:
+        predict_test_images(experiment)
 
 
 def predict_test_images(experiment: Experiment) -> None:

@@ -53,7 +53,7 @@ class ImageData(LightningDataModule):
         num_workers: processes that load images, each a part of a batch.
         split_seed: seed that draws the images of the splits that the source does not have.
         augment: random changes of the training images, in order.
-        mixing: MixUp or CutMix or both; one of them is drawn at random for each training batch.
+        mixing: MixUp or CutMix or both; one of them, or by their p none, is drawn for each training batch.
         mixing_off_epoch: first epoch without mixing, from 0; None for none.
         repetitions: repeated augmentation: each image comes this many times in an epoch, which keeps its length and so
             uses 1 / repetitions of the images.

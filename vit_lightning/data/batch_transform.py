@@ -131,6 +131,7 @@ class BatchTransform:
         repetitions: int,
     ) -> None:
         self.augment, self.mixing, self.repetitions = augment, mixing, repetitions
+        self._shares = shares(mixing)
         self.mean, self.std = tuple(mean), tuple(std)
         self._on_device: Callable[[Tensor, Tensor | None, int], Tensor] = self._augmented
 
@@ -178,7 +179,7 @@ class BatchTransform:
         # one_hot would look at the labels on the CPU
         images, targets = batch.images, torch.zeros(len(batch.labels), num_classes, device=batch.labels.device)
         targets.scatter_(1, batch.labels[:, None], 1.0)
-        way = random.Random(mix_one(key)).choices([*self.mixing, None], shares(self.mixing))[0]
+        way = random.Random(mix_one(key)).choices([*self.mixing, None], self._shares)[0]
         if mixes and way is not None:
             images, targets = way(images, targets, key=key, repetitions=self.repetitions)
         return batch.replace(images=images, targets=targets, labels=targets.argmax(dim=1))

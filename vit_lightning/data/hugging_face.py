@@ -198,7 +198,10 @@ class HuggingFaceSet(ImageSet):
                 raise UserError(f"{file} has no column file_name (it has {', '.join(table.features)})")
             rows += [{**row, self.image_column: str(file.parent / row["file_name"])} for row in table.to_list()]
         paths = {n: Path(row[self.image_column]).relative_to(self.path).with_name("_") for n, row in enumerate(rows)}
-        return {s: [datasets.Dataset.from_list([rows[n] for n in of])] for s, of in self._by_split(paths).items()}
+        return {
+            split: [datasets.Dataset.from_list([rows[n] for n in chosen])]
+            for split, chosen in self._by_split(paths).items()
+        }
 
     def _by_split(self, paths: Mapping[Any, Path]) -> dict[Split, list[Any]]:
         """Returns what belongs to each split, by the name of its file or nearest folder; all to train if none says it.
@@ -212,7 +215,9 @@ class HuggingFaceSet(ImageSet):
             last = max((number for number, split in enumerate(means) if split), default=-1)
             found.setdefault(means[last], {})[key] = path.parts[: min(last + 1, len(path.parts) - 1)]
         odd = [paths[key] for key in found.pop(None, {})]
-        folders = {s: sorted({str(Path(self.path, *folder)) for folder in of.values()}) for s, of in found.items()}
+        folders = {
+            split: sorted({str(Path(self.path, *folder)) for folder in of.values()}) for split, of in found.items()
+        }
         problems = [
             f"{' and '.join(f)} hold images of {split} (give data.path one)" for split, f in folders.items() if f[1:]
         ]
