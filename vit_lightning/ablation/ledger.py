@@ -4,7 +4,7 @@
     ledger/RUN/0001.claim   the first process that took the run; its modification time is renewed while that works
     ledger/RUN/0001.end     the outcome of that attempt, if the process lived to write it; 0001.log is its output
     ledger/RUN/0001.retry   the failure of that attempt is tried again, in all processes
-    ledger/timing.json      the steps of each arm that take equal time
+    ledger/timing.json      the steps of each arm that take equal time; claims of those who time are in ledger/timing
     runs/RUN/               the run folder
     tuning/TRIAL/           the run folder of a trial of the tuning; its claims are in ledger/tuning/TRIAL
     ledger/tuning/ARM.json  the values that tuning has chosen, from the first run with them on; ARM-SEED.json where
@@ -332,23 +332,28 @@ class Ledger:
 
     def claim(self, run: Planned) -> Claim | None:
         """Claims a run for this process; returns None if another process has it or it has finished."""
-        last = self._last_claim(run)
-        if last is not None and not self._has_ended(last):
+        path = self._next_claim(self.claims_folder(run))
+        if path is None or self.has_finished(run):  # checked last, after the end of the claim before
             return None
-        if self.has_finished(run):  # checked last, after the end of the claim found above
+        if (claim := _make_claim(path, progress=self.progress(run))) is None:
             return None
-        number = 1 if last is None else int(last.stem) + 1
-        path = self.claims_folder(run) / f"{number:04}.claim"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        claimant = {**owner(), "progress": self.progress(run), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        if not create_once(path, json.dumps(claimant) + "\n"):
-            return None
-        claim = Claim(path, number)
-        if self._silent_deaths(run, number) >= SILENT_DEATHS:
+        if self._silent_deaths(run, claim.number) >= SILENT_DEATHS:
             cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run got no further"
             claim.end("failed", kind="killed", cause=cause)
             return None
         return claim
+
+    def claim_timing(self) -> Claim | None:
+        """Claims the timing of the arms; returns None if another process has it or it is there."""
+        path = self._next_claim(self.folder / "ledger" / "timing")
+        return None if path is None or self.timing else _make_claim(path)
+
+    def _next_claim(self, folder: Path) -> Path | None:
+        """Returns the file of the next claim in a folder; None while the process of the last one works."""
+        last = max(folder.glob("[0-9]*.claim"), default=None)
+        if last is not None and not self._has_ended(last):
+            return None
+        return folder / f"{1 if last is None else int(last.stem) + 1:04}.claim"
 
     def _has_ended(self, claim: Path) -> bool:
         """Whether a claim has ended; "done" from another machine must wait for its results (NFS may lag)."""
@@ -398,6 +403,13 @@ class Ledger:
             count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
             best = max(best, reached)
         return count
+
+
+def _make_claim(path: Path, **facts: Any) -> Claim | None:
+    """Makes a claim; returns None if another process has made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    claimant = {**owner(), **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return Claim(path, int(path.stem)) if create_once(path, json.dumps(claimant) + "\n") else None
 
 
 def open_ledger(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from lightning.pytorch.callbacks import EarlyStopping, Timer
+
 from vit_lightning.classes import differences
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
@@ -584,9 +586,13 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
         problems.append(f"compare.goal is missing: {either}")
     if not experiment.config["test"] or experiment.trainer["limit_test_batches"] == 0:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to compare")
-    several = experiment.trainer["devices"] not in ("auto", 1, "1") or experiment.trainer["max_time"]
-    if plan.compare.equal and several:
-        problems.append("compare.equal=time: runs need one device and no trainer.max_time")
+    if plan.compare.equal:
+        callbacks = as_list(experiment.trainer_part.arguments.get("callbacks"))
+        ends = [one.target.__name__ for one in callbacks if issubclass(one.target, EarlyStopping | Timer)]
+        ends += ["trainer.max_time"] * bool(experiment.trainer["max_time"])
+        problems += [f"compare.equal=time: {name} ends a schedule before its time (leave it out)" for name in ends]
+        several = experiment.trainer["devices"] not in ("auto", 1, "1")
+        problems += ["compare.equal=time: runs need one device (trainer.devices=1)"] * several
     if runs := experiment.trainer["fast_dev_run"]:
         problems.append(f"trainer.fast_dev_run={runs} leaves no results")
     return problems

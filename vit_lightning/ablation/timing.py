@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import EarlyStopping
 
 from vit_lightning.ablation.claims import create_once
 from vit_lightning.ablation.plan import Plan
@@ -20,7 +19,6 @@ from vit_lightning.commands.console import quiet
 from vit_lightning.commands.module import compile_chosen, make_module
 from vit_lightning.commands.session import chosen_matmul, make_trainer, own_faults
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import as_list
 from vit_lightning.training.callbacks import StepSeeds, Stopwatch, training_steps
 
 ROUNDS, WARM_UP = 5, 5
@@ -94,9 +92,8 @@ def _time(experiment: Experiment, module: LightningModule, folder: Path, *, is_f
     timer = Timer(Stopwatch())
     off = {"logger": False, "limit_val_batches": 0, "num_sanity_val_steps": 0, "enable_progress_bar": False}
     arguments = experiment.make_trainer_arguments(off)
-    callbacks = [one for one in as_list(arguments["callbacks"]) if not isinstance(one, EarlyStopping)]
     own = [StepSeeds(experiment.seed), timer.watch, timer]
-    trainer = make_trainer({**arguments, "callbacks": callbacks}, folder, own, [])
+    trainer = make_trainer(arguments, folder, own, [])
     if is_first:
         compile_chosen(module, experiment, trainer)
     with contextlib.suppress(Timed), own_faults(None), chosen_matmul(experiment):

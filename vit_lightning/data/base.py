@@ -116,6 +116,8 @@ class ImageData(LightningDataModule):
         )
         if self.shots is not None and self.fraction != 1.0:
             problems.append(f"shots={self.shots} beside fraction={self.fraction}: give one of the two")
+        if self.mixing_off_epoch is not None and not self.mixing:
+            problems.append(f"mixing_off_epoch={self.mixing_off_epoch}: there is no mixing to end (give mixing)")
         return problems
 
     def pinned(self) -> dict[str, Any]:
