@@ -12,6 +12,7 @@ import yaml
 from runs import REPOSITORY
 from tensors import write_images
 
+from vit_lightning.ablation import workers
 from vit_lightning.ablation.ablate import AblateConfig, ablate, forecast
 from vit_lightning.ablation.ledger import open_ledger
 from vit_lightning.ablation.plan import PlanReader, Tune, read_plan, slug
@@ -466,6 +467,21 @@ def test_a_dry_run_says_what_the_plan_can_show_and_writes_nothing(in_folder, cap
     assert "disagreement on 5 % of 360 test images" in said
     assert "; at most 16 runs\n  tuning before that: 16 runs\n" in said
     assert sorted(path.name for path in in_folder.iterdir()) == ["config.yaml", "plan.yaml"]
+
+
+def test_by_default_a_gpu_has_as_many_runs_as_were_fastest_and_as_it_holds(in_folder, capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    path = write(changed(NAMED, fixed={"data.class_path": "Digits", "trainer.accelerator": "auto"}))
+    plan = read_plan(path)
+    # all that were measured; by the cores; by the smaller memory, of which a run takes 1.02 GB
+    for gigabytes, cores, count in ((141, 64, 16), (141, 8, 8), (3.7, 64, 6)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: range(cores))
+        monkeypatch.setattr(workers, "free_memory", lambda device, free=gigabytes: 1e9 * (free + device.index))
+        assert workers.workers_of("auto", plan, 1) == count
+    monkeypatch.setattr(workers, "free_memory", lambda _: 1e8)
+    assert main(["ablate", str(path), "--dry-run"]) == 0
+    assert "\n  2 at a time on 2 GPUs, as cores, memory and speed allow, 1 thread each" in capsys.readouterr().out
 
 
 def test_arguments_of_the_command():

@@ -39,7 +39,8 @@ class AblateConfig:
         out: folder of the ablation; runs/ablations/NAME by default. The same command resumes it.
         dry_run: show the plan and exit.
         wandb_sweep: write this file, a sweep of W&B with the runs of the plan, and exit.
-        workers: runs at a time; auto is one for each GPU, or for each CPU core and its threads.
+        workers: runs at a time; auto is one for each CPU core and its threads, of a GPU at most 8 and as
+            many as its memory holds.
         threads: threads of each run; 1 by default. Fixed when the ablation begins.
         retry: try failed runs again, but for those that diverged or that another seed has replaced in a comparison.
         patience: minutes without any write after which a run counts as hanging.
@@ -96,13 +97,12 @@ def ablate(config: AblateConfig) -> None:
         create, register = not config.dry_run, config.register
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)
         ledger.planned()
-        workers = workers_of(config.workers, devices_of(plan), ledger.facts["threads"])
+        workers = workers_of(config.workers, plan, ledger.facts["threads"])
         description = describe(plan, config, ledger, workers)
     print(description, flush=True)
     left = ledger.retry() if config.retry and not config.dry_run else []
     for text in [*(f"changed: {text}" for text in changed), *left]:
         print(f"  {text}", flush=True)
-    options = WorkOptions(config.workers, config.patience)
     if ledger.pending():
         print("\n".join(f"  {line}" for line in forecast(plan, ledger, workers)), flush=True)
     else:
@@ -110,9 +110,9 @@ def ablate(config: AblateConfig) -> None:
     if config.dry_run:
         return
     if config.launcher == "slurm":
-        submit(Path(plan.file), ledger, options, config.slurm or {})
+        submit(Path(plan.file), ledger, WorkOptions(config.workers, config.patience), config.slurm or {})
     else:
-        run_all(plan, ledger, options)
+        run_all(plan, ledger, WorkOptions(workers, config.patience))
     _finish(ledger.folder)
 
 
@@ -145,6 +145,8 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
     chosen = ledger.chosen().get(plan.baseline, {})
+    devices = devices_of(plan) if config.workers == "auto" else None
+    spread = f" on {counted(len(devices), 'GPU')}, as cores, memory and speed allow" if devices else ""
     lines += [
         f"  analyses after {few} seeds from {plan.seeds[0]} on{split}, until decided{until}",
         *([f"  raised from at most {', '.join(map(str, earlier))} seeds: alpha is not spent again"] if earlier else []),
@@ -153,7 +155,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         *(["  arms train for the time of their baseline, timed before the first run"] if compare.equal else []),
         *([f"  better or worse arms also by {', then '.join(compare.then)}"] if compare.then else []),
         f"  smallest effect {effect}, alpha {compare.alpha:g}",
-        f"  {workers} at a time, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",
+        f"  {workers} at a time{spread}, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",
         f"  one alone: OMP_NUM_THREADS={threads} {plan.command(plan.baseline, plan.seeds[0], chosen)}",
     ]
     return "\n".join(lines)

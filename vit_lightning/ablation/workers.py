@@ -12,17 +12,22 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from vit_lightning.ablation.attempts import Attempts, read_images
+from vit_lightning.ablation.attempts import FORK, Attempts, read_images
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
+from vit_lightning.commands.summary import step_of, training_bytes
 from vit_lightning.errors import UserError
 from vit_lightning.notation import counted, show_time
 from vit_lightning.signals import noted
+from vit_lightning.training.resources import free_memory
 
 RENEWAL = 5.0
 """Seconds between two renewals of the claims of this process."""
-RUNS_PER_GPU = 1
-"""Runs at a time on one GPU where ``workers`` is auto; experiments/benchmarks/gpu.py measures how many are fastest."""
+RUNS_PER_GPU = 8
+"""Runs at a time at most on one GPU where ``workers`` is auto: the fastest of 1, 2, 4 and 8 (item Workers of
+experiments/benchmarks/gpu.py: 58,348 images/s of a ViT-Lite in sum on an H200, 54,353 with 4)."""
+CONTEXT = 1e9
+"""Bytes that a process takes of a GPU beside those of a step: CUDA's own, images and their batches."""
 
 
 def devices_of(plan: Plan) -> list[str] | None:
@@ -38,14 +43,28 @@ def devices_of(plan: Plan) -> list[str] | None:
     return [str(number) for number in range(count)] or None
 
 
-def workers_of(requested: int | str, devices: list[str] | None, threads: int) -> int:
-    """Returns the number of runs at a time: as requested, or by the GPUs, or one for each ``threads`` cores."""
+def workers_of(requested: int | str, plan: Plan, threads: int) -> int:
+    """Returns the number of runs at a time: as requested, or one for each ``threads`` cores, as many as GPUs hold."""
     if isinstance(requested, int):
         return requested
-    if devices is not None:
-        return len(devices) * RUNS_PER_GPU
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // threads)
+    if (devices := devices_of(plan)) is None:
+        return max(1, cores // threads)
+    fitting = FORK.Value("q", 0)
+    process = FORK.Process(target=lambda: setattr(fitting, "value", fitting_in_memory(plan)))  # which starts CUDA
+    process.start()
+    process.join()
+    return len(devices) * max(1, min(RUNS_PER_GPU, cores // threads // len(devices), fitting.value))
+
+
+def fitting_in_memory(plan: Plan) -> int:
+    """Returns how many runs of a plan's largest arm fit into what is free on each GPU; 0 if an arm cannot be measured.
+
+    A quarter is added to what a step takes at least; compiled, it took 0.3 to 0.5 of that on an H200.
+    """
+    taken = [training_bytes(*step_of(experiment)) for experiment in plan.experiments.values()]
+    free = min(free_memory(torch.device("cuda", number)) for number in range(torch.cuda.device_count()))
+    return int(free / (CONTEXT + 1.25 * max(taken))) if all(taken) else 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,7 @@ def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, *, launched: bool 
     if not ledger.pending():
         return
     devices = devices_of(plan)
-    workers = workers_of(options.workers, devices, ledger.facts["threads"])
+    workers = workers_of(options.workers, plan, ledger.facts["threads"])
     read_images(plan.experiments)
     warm_up(plan)
     attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)

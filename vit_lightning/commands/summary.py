@@ -81,15 +81,20 @@ def summary(
             raise UserError(f"ckpt={ckpt} does not tell the size of its images: give --image_size")
         network, shape = source.network, (int(source.view.get("in_channels", 3)), *pair(size))
     else:
-        data, own = experiment.data, experiment.config["model"] is None
-        network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
-        shape, batch_size = (data.in_channels, *data.image_size), data.batch_size
+        network, shape, batch_size, precision = step_of(experiment)
     say(table(network, shape, batch_size))
     if experiment is not None:
-        accelerator, precision = experiment.trainer["accelerator"], experiment.trainer["precision"] or "32-true"
-        precision = auto_precision(accelerator) if precision == AUTO else precision
         taken = training_bytes(network, shape, batch_size, precision)
         say(row("memory", f"at least {in_bytes(taken)} for a step in {precision}, with optimizer"))
+
+
+def step_of(experiment: Experiment) -> tuple[nn.Module, tuple[int, int, int], int, str]:
+    """Returns what ``training_bytes`` takes of an experiment; its network has no numbers."""
+    data, own = experiment.data, experiment.config["model"] is None
+    network = empty_network((lambda: make_module(experiment)) if own else experiment.make_network)
+    accelerator, precision = experiment.trainer["accelerator"], experiment.trainer["precision"] or "32-true"
+    precision = auto_precision(accelerator) if precision == AUTO else precision
+    return network, (data.in_channels, *data.image_size), data.batch_size, precision
 
 
 def table(network: nn.Module, shape: tuple[int, int, int], batch_size: int) -> str:
