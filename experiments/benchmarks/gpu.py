@@ -136,6 +136,10 @@ GOAL: dict[str, Any] = {
     **{"checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0},
 }
 """For cifar10_vit_tiny.yaml: SPT has mixing and erasing, CCT RandAugment, cifar10_cpu.yaml Muon; 49 whole batches."""
+PRETRAINED: dict[str, Any] = {
+    **{"wandb.mode": "disabled", "data.batch_size": 1000, "data.val_share": 0.02},
+    **{"checkpoint.every_n_epochs": 10, "pictures_every_n_epochs": 0},
+}
 ITEMS = (
     Item(
         "ViT-Lite and CVT",
@@ -164,6 +168,33 @@ ITEMS = (
         for name, config in (("SPT's ViT", "cifar10_spt_vit"), ("CCT", "cifar10_cct"))
     ),
     Item("CIFAR-10", 520, _trainings("trainings", config="cifar10_vit_tiny", seeds=1, options=GOAL), True, PARQUET),
+    Item(
+        "MAE",
+        500,
+        _trainings("pretrained", config="cifar10_mae_36", then="cifar10_mae_36_finetune", seeds=2, options=PRETRAINED),
+        True,
+        PARQUET,
+    ),
+    *(
+        Item(
+            f"MAE, {share} % of the labels",
+            530,
+            _trainings(
+                "study",
+                plan=f"pretraining_{share}",
+                workers=2,
+                options={
+                    **{**PRETRAINED, "data.batch_size": 490, "trainer.max_epochs": epochs},
+                    **{"trainer.check_val_every_n_epoch": epochs // 10, "model.patch_projection": "conv"},
+                },
+                config="cifar10_mae_36_finetune",
+                encoder="cifar10_mae_36",
+            ),
+            True,
+            PARQUET,
+        )
+        for share, epochs in ((1, 1500), (10, 300), (100, 60))
+    ),
     *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
     Item("Forms of B/16", 270, _steps("forms", network="B/16")),
     Item("Augmentation", 200, _steps("augment")),

@@ -107,8 +107,10 @@ def ended(folder: Path) -> Rows:
     rows = []
     for run in sorted(file.parent for file in folder.glob("runs/*/results.json")):
         found = json.loads((run / "results.json").read_text())
-        low, high = (f"{100 * found[key]:.1f}" for key in ("test/acc_low", "test/acc_high"))
-        row = {"run": run.name, "test accuracy (95 %)": f"{100 * found['test/acc']:.2f} % ({low} to {high})"}
+        row = {"run": run.name}
+        if "test/acc" in found:
+            low, high = (f"{100 * found[key]:.1f}" for key in ("test/acc_low", "test/acc_high"))
+            row["test accuracy (95 %)"] = f"{100 * found['test/acc']:.2f} % ({low} to {high})"
         curve = [row["curve/test_acc"] for row in read_metrics(run) if "curve/test_acc" in row]
         row["best of its tests"] = f"{100 * max(curve):.2f} % of {len(curve)}" if curve else ""
         row |= {"epochs": str(found["epochs"]), "training": f"{found['train_seconds']:,.0f} s"}
@@ -150,6 +152,25 @@ def trainings(place: Place, config: str, seeds: int, options: dict[str, Any]) ->
         steps = [max((row["step"] for row in read_metrics(run)), default=0) for run, _ in left if run.is_dir()]
         raise Unfinished(f"{len(rows)} have ended, others were told to at steps {steps}\n{yaml.safe_dump(rows)}")
     return [{**row, "flags": f"`{' '.join(flags)}`"} for row in rows]
+
+
+def pretrained(place: Place, config: str, then: str, seeds: int, options: dict[str, Any]) -> Rows:
+    """Trains a config without labels, then a config from its encoder with some seeds, as ``trainings`` does.
+
+    Between two machines goes the folder of the encoder in place of the run, once that has ended.
+
+    Raises:
+        Unfinished: one of the trainings was told to end.
+    """
+    encoder, rows = place.kept / f"{config}-encoder", place.kept / f"{config}.yaml"
+    if not encoder.is_dir():
+        rows.write_text(yaml.safe_dump(trainings(place, config, 1, options)))
+        given = [f"--ckpt={place.runs / config / 'runs/0'}", f"--out={encoder}"]
+        subprocess.run([sys.executable, "-m", "vit_lightning", "export", *given], cwd=REPOSITORY, check=True)
+        for piece in place.kept.glob(f"{config}.tar.*"):
+            piece.unlink()
+    start = {"init_from": str(encoder), "reset_head": True}
+    return [*yaml.safe_load(rows.read_text()), *trainings(place, then, seeds, {**options, **start})]
 
 
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -232,7 +253,7 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
     return rows
 
 
-def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Rows:
+def study(place: Place, plan: str, workers: int, options: dict[str, Any], config: str = "", encoder: str = "") -> Rows:
     """Runs a plan of ``experiments/ablations`` as far as the minutes go; its runs are kept beside the other results.
 
     It goes on from those that are committed; PLAN.tar.xz has those that have ended, from which ``lightning ablate``
@@ -243,6 +264,8 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Row
         plan: name of the plan.
         workers: trainings at a time.
         options: options of all runs beside those of the plan.
+        config: name of the config in place of that of the plan.
+        encoder: name of the config whose encoder, as ``pretrained`` has left it, its arm "pre-trained" starts from.
 
     Raises:
         Unfinished: its comparisons are not decided yet.
@@ -256,13 +279,21 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any]) -> Row
     if not folder.is_dir() and (kept := EXPERIMENTS / f"ablations/{plan}/runs.tar.xz").is_file():
         shutil.unpack_archive(kept, folder, filter="data")
     data, file = place.runs / "data.yaml", place.runs / f"{plan}.yaml"
+    page["config"] = [str(EXPERIMENTS / f"{config}.yaml")] if config else page["config"]
+    if encoder:
+        start = {"init_from": str(place.kept / f"{encoder}-encoder"), "reset_head": True}
+        page["arms"] = {"from scratch": {"init_from": None}, "pre-trained": start}
     given = data_of(Path(page["config"][0]).stem, images_of(place))
     data.write_text(yaml.safe_dump({"data": given}))
     page["config"], page["fixed"] = [*page["config"], str(data)], {**page.get("fixed", {}), **options}
     if place.small:
         page["fixed"] |= {name: yaml.safe_load(value) for name, value in (flag[2:].split("=") for flag in SMALL)}
         page["fixed"] |= {"trainer.precision": "32-true", "data.batch_size": 8, "trainer.accelerator": "cpu"}
-        page["compare"]["max_seeds"], page["fixed"]["trainer.callbacks"][0]["every_n_epochs"] = 6, 1
+        page["compare"]["max_seeds"] = 6
+        page["fixed"]["trainer.check_val_every_n_epoch"] = 1
+        page |= {"tune": {**page["tune"], "seeds": [1000]}} if "tune" in page else {}
+        for callback in page["fixed"].get("trainer.callbacks", ()):
+            callback["every_n_epochs"] = 1
     file.write_text(yaml.safe_dump(page, sort_keys=False))
     command = [sys.executable, "-m", "vit_lightning", "ablate", str(file), f"--out={folder}", f"--workers={workers}"]
     with folder.with_suffix(".log").open("a") as out:
