@@ -61,11 +61,6 @@ def test_everything_that_is_wrong_is_found(dirty, in_folder, capsys):
     assert f"same with other labels: {' = '.join(across)}" in lines
 
 
-def test_skipped_damage_is_reported_and_no_error(dirty, in_folder):
-    assert check(dirty[0], "--data.on_bad_image=skip") == 0
-    assert dirty[1][0] in (in_folder / "report" / "data.json").read_text()
-
-
 def test_mean_and_std_are_those_of_all_training_pixels(in_folder):
     root = in_folder / "images"
     for name, size in (("a", (20, 14)), ("b", (9, 30))):

@@ -82,18 +82,12 @@ def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(digits_run, in_fol
     error = capsys.readouterr().err.splitlines()
     assert error[0] == "lightning predict: 1 of 9 images have no prediction; the predictions of the others are written"
     assert "9.jpg: damaged image" in error[1]
-    assert "9.jpg: damaged image" in Path("said/bad_images.txt").read_text()
 
 
 def test_damage_may_be_all_there_is(digits_run, in_folder, capsys):
     flags = ["predict", f"--ckpt={digits_run / 'run'}", str(digits_run / "kinds" / "9.jpg")]
     assert main([*flags, "--out=all"]) == 2
     assert "1 of 1 images have no prediction" in capsys.readouterr().err
-    assert [path.name for path in Path("all").iterdir()] == ["bad_images.txt"]
-    good = str(digits_run / "kinds" / "1.png")
-    assert main([*flags, good, "--out=skipped", "--data.on_bad_image=skip"]) == 0
-    assert "skipped: " in capsys.readouterr().out
-    assert len(read("skipped/predictions.csv")) == 1
 
 
 def test_models_of_others_say_what_load_says(in_folder, monkeypatch, capsys):

@@ -569,7 +569,7 @@ def test_more_problems_than_fit_on_a_screen_are_counted(here, capsys):
 def test_damaged_images_are_named_before_there_is_a_run_folder(here, capsys, tmp_path):
     assert main(["fit", "images.yaml", "--data.root=damaged", f"--out={tmp_path / 'run'}"]) == 2
     first, *rest = capsys.readouterr().err.splitlines()
-    assert "10 damaged images: --data.on_bad_image=skip leaves damaged images out" in first
+    assert "10 damaged images: lightning check-data names them all, to be mended or moved away" in first
     assert len(rest) == 10
     assert all(re.search(r"damaged/train/b/\d+\.jpg: damaged image", line) for line in rest)
     assert not (tmp_path / "run").exists()

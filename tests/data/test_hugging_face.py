@@ -94,13 +94,10 @@ def test_what_the_source_lacks_is_cut_from_training(tmp_path):
 
 
 @installed
-def test_a_damaged_row_is_named_or_skipped(tmp_path):
+def test_a_damaged_row_is_named(tmp_path):
     tables = parquet(tmp_path, "train", "val", "test", damage=7)
     with pytest.raises(UserError, match="train, row 7: damaged"):
         list(of(tmp_path, tables).train_dataloader())
-    data = of(tmp_path, tables, on_bad_image="skip")
-    seen = {index for batch in data.train_dataloader() for index in batch.indices.tolist()}
-    assert seen == {*range(40)} - {7}
 
 
 @installed
@@ -142,9 +139,7 @@ def test_other_columns_are_left_alone_and_a_null_is_a_damaged_image(tmp_path):
     write_images(tmp_path / "images", 20)
     files = [{"bytes": path.read_bytes(), "path": None} for path in sorted((tmp_path / "images").iterdir())]
     rows = {"image": [None, *files[1:]], "label": [0, 1] * 10, "mask": [{"bytes": b"none", "path": None}] * 20}
-    data = of(
-        tmp_path, table_of(tmp_path, rows, others={**rows, "label": [-1] * 20}), val_share=0.2, on_bad_image="skip"
-    )
+    data = of(tmp_path, table_of(tmp_path, rows, others={**rows, "label": [-1] * 20}), val_share=0.2)
     assert data.class_names == ["0", "1"]
     sizes = {split: len(data.dataset(split)) for split in ("train", "val", "test")}
     assert sizes == {"train": 12, "val": 4, "test": 4}  # the test without labels is as if it were not there
@@ -153,7 +148,9 @@ def test_other_columns_are_left_alone_and_a_null_is_a_damaged_image(tmp_path):
         dataset = data.dataset(split)
         indices = [index for index in range(len(dataset)) if not dataset.name(index).endswith("row 0")]
         seen += len(indices)
-        assert len(dataset.__getitems__(Request([*range(len(dataset))], None)).indices) == len(indices)
+        assert len(dataset.__getitems__(Request(indices, None)).indices) == len(indices)
+        for index in {*range(len(dataset))} - {*indices}:
+            assert "row 0: damaged image" in str(dataset.__getitems__(Request([index], None)))
     assert seen == 19
 
 

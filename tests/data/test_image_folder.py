@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from PIL import Image
 from tensors import write_images
 
-from vit_lightning import ImageFolder, UserError, ViT, ViTClassifier
+from vit_lightning import ImageFolder, UserError
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import ImageFiles, data_of_files
 from vit_lightning.data.images import DecodedOnDevice, Images, centre_box, random_resized_box
@@ -195,11 +193,7 @@ def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp
     make_folder(tmp_path, "train", "val", "test")
     Image.new("RGBA", (20, 14), (1, 200, 3, 255)).save(tmp_path / "train" / "cat" / "003.png")
     (tmp_path / "train" / "cat" / "003.jpg").unlink()
-    damage(tmp_path / "train" / "dog" / "004.jpg", "cut short")
-    later = tmp_path / "train" / "owl" / "005.jpg"
-    later.write_bytes(later.read_bytes()[:-100])
-    given = {"root": tmp_path, "image_size": 9, "min_area": 0.5, "batch_size": 16, "on_bad_image": "skip"}
-    given["max_bad_share"] = 0.1
+    given = {"root": tmp_path, "image_size": 9, "min_area": 0.5, "batch_size": 16}
     fast = ImageFolder(**given, interpolation="fast_bicubic", num_workers=0)
     device = ImageFolder(**given, interpolation="device_bicubic", num_workers=workers)
     assert device.test_view() == fast.test_view()
@@ -209,8 +203,10 @@ def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp
             assert torch.equal(one.labels, other.labels)
             # the fast ones are rounded to 8 bits between columns and rows too
             assert (one.images.float() - other.images.float()).abs().mean((1, 2, 3)).max() < 1
-    assert len(device.bad_images["train"]) == 2
-    assert device.bad_images == fast.bad_images
+    later = tmp_path / "train" / "owl" / "005.jpg"
+    later.write_bytes(later.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"005\.jpg: damaged"):
+        list(loader_of(device, "train"))
     with pytest.raises(UserError, match="interpolation=device_bicubic and augment"):
         ImageFolder(root=tmp_path, interpolation="device_bicubic", augment=[torch.clone])
 
@@ -317,54 +313,10 @@ def damaged_folder(root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_skipping_leaves_out_exactly_the_damaged_images(tmp_path, workers, monkeypatch):
-    monkeypatch.setattr("vit_lightning.data.batches.PART_BYTES", 2 * 8 * 8 * 3)  # a worker hands on two images
-    bad = damaged_folder(tmp_path)
-    data = ImageFolder(root=tmp_path, image_size=8, batch_size=50, num_workers=workers, on_bad_image="skip")
-    batches = list(data.train_dataloader())
-    seen = [index for batch in batches for index in batch.indices.tolist()]
-    assert len(seen) == len({*seen}) == 297
-    assert [files(data, "train")[index] for index in sorted({*range(300)} - {*seen})] == bad
-    assert all(len(batch.images) == len(batch.labels) == len(batch.keys) for batch in batches)
-    assert all(batch.skipped == () for batch in batches)
-    assert sum(len(batch.images) < 50 for batch in batches) < 4
-    assert sorted(problem.split(": ")[0] for problem in data.bad_images["train"]) == [str(path) for path in bad]
-
-
-def test_the_share_of_damage_is_of_the_images_that_are_used(tmp_path):
+def test_a_damaged_image_is_named_when_it_is_read(tmp_path, workers):
     damaged_folder(tmp_path)
-    of_all = {"image_size": 8, "num_workers": 0, "on_bad_image": "skip", "max_bad_share": 0.015}
-    assert len(list(ImageFolder(root=tmp_path, **of_all).train_dataloader())) == 5
-    data = ImageFolder(root=tmp_path, **of_all, fraction=0.5)
-    data.train_subset = torch.arange(0, 300)[(torch.arange(300) % 50) < 25]  # with 3, 150 and not 299
-    data.train_subset = torch.cat([data.train_subset, torch.tensor([150, 299])]).unique()
-    with pytest.raises(UserError, match=r"max_bad_share=0\.015: 3 of 151 train images are damaged") as caught:
-        list(data.train_dataloader())
-    assert len(caught.value.problems) == 4
-
-
-def test_a_batch_of_nothing_but_damage_is_an_error(tmp_path):
-    damaged_folder(tmp_path)
-    data = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip")
-    with pytest.raises(UserError, match="all 1 images of a batch are damaged"):
-        list(data.plain_batches("train", torch.tensor([3])))
-
-
-def fit(data: ImageFolder, folder: Path) -> None:
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    network = ViT(image_size=8, patch_size=4, num_classes=3, emb_size=8, depth=1, num_heads=1)
-    Trainer(accelerator="cpu", max_epochs=2, default_root_dir=folder, **quiet).fit(ViTClassifier(network), data)
-
-
-def test_training_with_damaged_images_lists_them_once_in_the_run_folder(tmp_path):
-    bad = damaged_folder(tmp_path / "images")
-    bad.append(Path(os.fsdecode(os.fsencode(bad[0].parent) + b"/\xff.jpg")))  # no UTF-8
-    bad[-1].write_bytes(b"no image")
-    fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0, on_bad_image="skip"), tmp_path)
-    lines = (tmp_path / "bad_images.txt").read_bytes().splitlines()
-    assert sorted(line.split(b": ")[0] for line in lines) == sorted(map(os.fsencode, bad))
-    with pytest.raises(UserError, match=r"/\d+.jpg: "):
-        fit(ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0), tmp_path)
+    with pytest.raises(UserError, match=r"/\d+.jpg: damaged"):
+        list(ImageFolder(root=tmp_path, image_size=8, batch_size=50, num_workers=workers).train_dataloader())
 
 
 def test_damage_that_the_ends_of_files_show_is_named_before_a_training(tmp_path, monkeypatch):
@@ -376,25 +328,19 @@ def test_damage_that_the_ends_of_files_show_is_named_before_a_training(tmp_path,
     short.write_bytes((tmp_path / "val" / "cat" / "whole.png").read_bytes()[:60])
     data = ImageFolder(root=tmp_path, image_size=8)
     assert [text.split(": ")[0] for text in data.damaged_files()] == [*map(str, bad), str(short)]
-    skipped = ImageFolder(root=tmp_path, image_size=8, on_bad_image="skip")
-    assert skipped.damaged_files() == []
     monkeypatch.setattr("vit_lightning.data.image_files.SEEN_FILES", 99)
     assert data.damaged_files() == []
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_what_is_kept_in_memory_is_what_lies_on_disk(tmp_path, skip):
-    damaged_folder(tmp_path) if skip else make_folder(tmp_path, "train", "val", "test")
+def test_what_is_kept_in_memory_is_what_lies_on_disk(tmp_path):
+    make_folder(tmp_path, "train", "val", "test")
     settings = {"root": tmp_path, "image_size": (8, 12), "min_area": 1.0, "num_workers": 0, "batch_size": 16}
-    settings["on_bad_image"] = "skip" if skip else "error"
     kept, disk = ImageFolder(**settings), ImageFolder(**settings, in_memory=False)
     for split in ("train", "val", "test"):
         assert isinstance(kept.dataset(split), Images) > isinstance(disk.dataset(split), Images)
         for one, other in zip(loader_of(kept, split), loader_of(disk, split), strict=True):
             for name in ("images", "labels", "indices"):
                 assert torch.equal(getattr(one, name), getattr(other, name))
-    assert kept.bad_images == disk.bad_images
-    assert len(kept.bad_images["train"]) == (3 if skip else 0)
     assert kept.fingerprint() == disk.fingerprint()
 
 

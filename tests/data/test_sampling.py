@@ -342,11 +342,11 @@ def test_repetitions_continue_where_they_were():
 
 
 def test_a_batch_is_images_and_labels_and_goes_to_a_device_with_the_rest():
-    batch = images().__getitems__(Request([3, 1], [7, 8])).replace(skipped=("a.png",), augmented=1)
+    batch = images().__getitems__(Request([3, 1], [7, 8])).replace(augmented=1)
     pixels, labels = batch
     assert (pixels, labels) == (batch[0], batch[1]) == batch[:2] == (batch.images, batch.labels)
     assert len(batch) == 2
     assert batch.to(torch.device("cpu")) is batch
     moved = batch.to(torch.device("meta"))
     assert {part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)} == {"meta"}
-    assert (moved.images.shape, moved.targets, moved.skipped, moved.augmented) == (pixels.shape, None, ("a.png",), 1)
+    assert (moved.images.shape, moved.targets, moved.augmented) == (pixels.shape, None, 1)

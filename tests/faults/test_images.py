@@ -58,22 +58,13 @@ def test_two_ranks_together_see_what_one_sees(tmp_path):
         assert sorted(arrays["index"].tolist()) == list(range(360))  # each once, on one rank or the other
 
 
-def test_a_folder_with_damage_trains_without_it_or_names_it(tmp_path):
+def test_a_folder_with_damage_names_it_and_leaves_no_run(tmp_path):
     root = write_splits(tmp_path / "images", train=150, other=50)
     bad = [root / name for name in ("train/cat/003.jpg", "train/dog/149.jpg", "val/cat/010.jpg", "test/dog/000.jpg")]
     for path, content in zip(bad, (b"", b"text", bad[2].read_bytes()[:300], bytes(900)), strict=True):
         path.write_bytes(content)
     flags = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *MODEL]
     flags = [*flags, "--data.batch_size=50", "--trainer.max_epochs=2"]
-
-    skip = tmp_path / "skip"
-    assert harness.command(skip, "fit", *flags, "--data.on_bad_image=skip") == 0, harness.log(skip)
-    assert "skipped     4 damaged images" in harness.log(skip)
-    listed = (skip / "run" / "bad_images.txt").read_text().splitlines()
-    assert sorted(line.split(": ")[0] for line in listed) == sorted(map(str, bad))
-    trained = {index for indices, _ in harness.batches(skip) for index in indices}
-    assert trained == {*range(300)} - {3, 299}
-
     assert harness.command(tmp_path / "error", "fit", *flags) == 2
     said = harness.log(tmp_path / "error")
     assert "Traceback" not in said

@@ -23,6 +23,7 @@ from vit_lightning.data.batches import Batch
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures.pictures import LARGE, sheet, write_png
+from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import write_whole
 
@@ -54,7 +55,7 @@ def check_data(experiment: Experiment) -> Report:
     """Reads all images of all splits; writes ``data.json`` to a new folder.
 
     Raises:
-        UserError: images are damaged and ``data.on_bad_image`` is error; after the report is written.
+        UserError: images are damaged; after the report is written.
     """
     data = experiment.data
     with session(experiment, "check-data") as folder:
@@ -69,8 +70,7 @@ def check_data(experiment: Experiment) -> Report:
     say(found_files(report))
     say(f"report      {folder / 'data.json'}")
     damaged = [line for split in SPLITS for line in report["splits"][split]["damaged"]]
-    if damaged and data.on_bad_image == "error":
-        raise UserError(damaged)
+    refuse(damaged)
     return report
 
 

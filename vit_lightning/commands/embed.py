@@ -82,7 +82,9 @@ def embed(
     if note := in_words(left_out) or data.notice:
         say(note)
     columns = _columns(model, data, blocks, split)
-    problems = sorted(data.bad_images[split])
+    found, problems = {*columns["image"].tolist()}, list[str]()
+    if isinstance(data, ImageFiles):
+        problems = data.damage(row for row, file in enumerate(files) if str(file) not in found)
     if len(columns["image"]):
         content = io.BytesIO()
         np.savez(content, **columns)  # type: ignore[arg-type]
@@ -93,9 +95,6 @@ def embed(
             write_whole(path, content.getvalue())
         count, width = columns["features"].shape
         say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
-        if problems and not files:  # those of the run's own data are left out, as in its test
-            say(f"left out {counted(len(problems), 'damaged image')}: {', '.join(problems[:3])}")
-            return path
     if problems:
         others = "; those of the others are written" if len(columns["image"]) else ""
         all_images = len(columns["image"]) + len(problems)

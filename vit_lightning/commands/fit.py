@@ -39,7 +39,6 @@ from vit_lightning.commands.session import (
 from vit_lightning.commands.summary import in_bytes, training_bytes
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, use_files
-from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.data.per_image import seeded
@@ -63,7 +62,7 @@ from vit_lightning.training.monitor import FiniteGuard, Monitor
 from vit_lightning.training.own_state import OwnState
 from vit_lightning.training.resources import forward_flops, free_memory, keep_freed_memory, peak_memory_mb
 
-SKIPPED = "--data.on_bad_image=skip leaves damaged images out, lightning check-data lists them all"
+CHECK = "lightning check-data names them all, to be mended or moved away"
 MANY_FLOPS = 1e11
 """FLOPs of a batch's forward pass from which its memory is counted, which takes a second: about a GB."""
 
@@ -109,7 +108,7 @@ def fit(experiment: Experiment) -> Results:
         trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:
             damaged = experiment.data.damaged_files() if isinstance(experiment.data, ImageFolder) else []
-            refuse([f"{counted(len(damaged), 'damaged image')}: {SKIPPED}", *damaged] if damaged else [])
+            refuse([f"{counted(len(damaged), 'damaged image')}: {CHECK}", *damaged] if damaged else [])
             folder = locks.enter_context(new_folder(experiment.out, parent_of(experiment), f"seed{experiment.seed}"))
             run = make_run(experiment, trainer_arguments, folder)
             write_whole(folder / "config.yaml", experiment.to_yaml())
@@ -226,8 +225,6 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
     write_results(folder, results)
     print_summary(folder, results, data.further)
     say(_stopped_early(trainer))
-    if left_out := sum(map(len, data.bad_images.values())):
-        say(row("skipped", f"{counted(left_out, 'damaged image')}: {folder / BAD_IMAGES}"))
     end_in_wandb(run.wandb, results)
     return results
 
@@ -292,7 +289,7 @@ def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
             fault.add_note("printed")
         run.wandb.finish(exit_code=1, fault=fault)
         if isinstance(fault, DamagedImage):
-            fault.problems.append(f"{SKIPPED}; the run folder is {run.folder}")
+            fault.problems.append(f"{CHECK}; the run folder is {run.folder}")
         is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
         is_mistake = type(fault) is UserError and not is_full and not run.trainer.global_step
         if is_new and is_mistake and is_first():

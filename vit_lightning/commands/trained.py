@@ -18,7 +18,6 @@ from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.module import compile_chosen, load_weights, make_module
 from vit_lightning.commands.session import Results, logged, make_trainer, measure_test, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.data.base import BAD_IMAGES
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
@@ -121,12 +120,10 @@ def predict_test_images(experiment: Experiment) -> None:
 def predict_files(experiment: Experiment, top_k: int) -> None:
     """Writes the most likely classes of each image file to a new folder.
 
-    Images are preprocessed like the test images of the run, whose data need not be there. Damaged ones are listed in
-    ``bad_images.txt``, and all others are predicted.
+    Images are preprocessed like the test images of the run, whose data need not be there.
 
     Raises:
-        UserError: a path does not exist; or, after everything is written and unless ``data.on_bad_image`` is skip, the
-            damaged images.
+        UserError: a path does not exist; or, after all others are predicted, the damaged images.
     """
     data = experiment.data
     assert isinstance(data, ImageFiles)
@@ -136,7 +133,7 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
         say(in_words(left_out))
     with session(experiment, "predict") as folder:
         _, found = _run_network(experiment, folder, _one_device(experiment.trainer["devices"]))
-        good = (found["labels"] != DAMAGED).nonzero()[:, 0].tolist()
+        good, bad = (rows.nonzero()[:, 0].tolist() for rows in (found["labels"] != DAMAGED, found["labels"] == DAMAGED))
         names, probabilities = data.class_names, found["probabilities"]
         predictions = [top_classes(str(files[row]), probabilities[row], names, top_k) for row in good]
         path = folder / "predictions.csv"
@@ -147,12 +144,9 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
         say(f"{file}: {top}")
     if predictions:
         say(f"predictions of {counted(len(predictions), 'image')}: {path}")
-    problems = sorted(data.bad_images["test"])
-    if problems and data.on_bad_image == "error":
+    if problems := data.damage(bad):
         others = "; the predictions of the others are written" if predictions else ""
         raise UserError([f"{len(problems)} of {len(files)} images have no prediction{others}", *problems])
-    for problem in problems:
-        say(f"skipped: {problem} (list: {folder / BAD_IMAGES})")
 
 
 def _run_network(experiment: Experiment, folder: Path, given: Mapping[str, Any]) -> tuple[Trainer, dict[str, Tensor]]:

@@ -4,12 +4,11 @@ import hashlib
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -35,10 +34,6 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix_one, one_key
 from vit_lightning.sizes import pair
-
-OnBadImage = Literal["error", "skip"]
-BAD_IMAGES = "bad_images.txt"
-"""File of a run folder that lists the images that were left out, one a line."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -81,8 +76,6 @@ class ImageData(LightningDataModule):
     std: Statistics = field(init=False)
     centre_share: float = field(default=1.0, init=False)
     in_memory: bool | None = field(default=None, init=False)
-    on_bad_image: OnBadImage = field(default="error", init=False)
-    max_bad_share: float = field(default=0.05, init=False)
     wanted: Split | None = field(default=None, init=False)
     """The split that a command measures; None for one that trains."""
     learned: str | None = field(default=None, init=False)
@@ -96,7 +89,6 @@ class ImageData(LightningDataModule):
             self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
         refuse(self.problems())
         self._of_model: tuple[list[str], Tensor] | None = None  # names of its classes, and its label for each of ours
-        self.bad_images: dict[Split, set[str]] = {"train": set(), "val": set(), "test": set()}
         self.places: dict[Split, str] = {}
         """Where the images of a split lie that are in memory, in training on a GPU."""
         self._datasets: dict[Split, Dataset[Batch]] = {}
@@ -112,7 +104,6 @@ class ImageData(LightningDataModule):
             ("split_seed", self.split_seed, self.split_seed < 2**32, "below 2**32"),
             ("fraction", self.fraction, 0.0 < self.fraction <= 1.0, "above 0 and at most 1"),
             ("mixing: sum of p", round(mixed, 9), mixed < 1.0 + 1e-9, "at most 1"),
-            ("max_bad_share", self.max_bad_share, 0.0 <= self.max_bad_share <= 1.0, "between 0 and 1"),
         )
         if self.shots is not None and self.fraction != 1.0:
             problems.append(f"shots={self.shots} beside fraction={self.fraction}: give one of the two")
@@ -416,7 +407,6 @@ class ImageData(LightningDataModule):
             workers=self._workers(split),
             pin_memory=torch.cuda.is_available() and not is_moved,
             finish=finish,
-            on_skipped=partial(self._on_skipped, split),
             relabel=self.of_model,
         )
 
@@ -435,15 +425,6 @@ class ImageData(LightningDataModule):
             image_bytes = dataset.item_bytes
         return Workers.plan(self.num_workers, batch_size=self.batch_size, image_bytes=image_bytes)
 
-    def _on_skipped(self, split: Split, problems: Sequence[str]) -> None:
-        """Lists images that were left out, in the run folder too; stops when there are too many."""
-        bad = self.bad_images[split]
-        new = [problem for problem in problems if problem not in bad]
-        bad.update(new)
-        if new and self.trainer is not None:
-            list_bad_images(Path(self.trainer.default_root_dir), new)
-        refuse_too_many(bad, total=self.image_count(split), split=split, max_share=self.max_bad_share)
-
     @property
     def _device(self) -> torch.device:
         return torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
@@ -460,20 +441,3 @@ class ImageData(LightningDataModule):
 def _seed() -> int:
     """Returns the seed that was given to Lightning's seed_everything."""
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
-
-
-def list_bad_images(folder: Path, problems: Sequence[str]) -> None:
-    """Appends to the list in a run folder what it does not hold yet, from before a resume or from other ranks."""
-    path = folder / BAD_IMAGES
-    with path.open("a+", encoding="utf-8", errors="surrogateescape") as file:  # file names may be no UTF-8
-        file.seek(0)
-        known = set(file)
-        lines = [f"{' '.join(problem.split())}\n" for problem in problems]
-        file.write("".join(line for line in lines if line not in known))
-
-
-def refuse_too_many(bad: Collection[str], *, total: int, split: str, max_share: float) -> None:
-    """Raises a UserError if more than ``max_share`` of the images of a split are damaged."""
-    if len(bad) > max_share * total:
-        count = f"{len(bad)} of {total} {split} images are damaged, first:"
-        raise UserError([f"data.max_bad_share={max_share}: {count}", *sorted(bad)[:5]])

@@ -40,7 +40,6 @@ class Batch:
         indices: (b,), index of each image in its split.
         keys: (b,), random key of each image in this epoch; None where nothing is random.
         targets: (b, classes), fraction of each class in a mixed image; None without mixing.
-        skipped: errors of images that the dataset left out; empty once the loader has reported them.
         augmented: number of augmentations that have been applied where the images are loaded.
     """
 
@@ -51,11 +50,10 @@ class Batch:
         indices: Tensor,
         keys: Tensor | None,
         targets: Tensor | None = None,
-        skipped: tuple[str, ...] = (),
         augmented: int = 0,
     ) -> None:
         self.images, self.labels, self.indices, self.keys = images, labels, indices, keys
-        self.targets, self.skipped, self.augmented = targets, skipped, augmented
+        self.targets, self.augmented = targets, augmented
 
     def __len__(self) -> int:
         return 2
@@ -160,32 +158,26 @@ Read = Callable[[int, int | None], tuple[Pixels, int]]
 """Function of the index and the key of an image that returns its pixels (H, W, c) and its label."""
 
 
-def gather(request: Request, shape: tuple[int, ...], read: Read, *, skip: bool = False) -> Batch | UserError:
+def gather(request: Request, shape: tuple[int, ...], read: Read) -> Batch | UserError:
     """Returns the batch of single images; an error is returned, since raising it would bury it in a worker's traceback.
 
     Args:
         request: the images.
         shape: (c, H, W) of each image.
         read: reads an image.
-        skip: whether images that cannot be read are left out; otherwise they are the error.
     """
     images = torch.empty(len(request.indices), *shape, dtype=torch.uint8)
-    rows, labels, good, skipped = images.numpy(), list[int](), list[int](), list[str]()
+    rows, labels = images.numpy(), []
     for position, index in enumerate(request.indices):
         try:
             pixels, label = read(index, None if request.keys is None else request.keys[position])
         except UserError as error:
-            if not skip:
-                return error
-            skipped += error.problems
-            continue
-        rows[len(good)] = pixels.transpose(2, 0, 1)
+            return error
+        rows[position] = pixels.transpose(2, 0, 1)
         labels.append(label)
-        good.append(position)
-    indices, keys = (None if part is None else torch.tensor(part, dtype=torch.int64)[good] for part in request[:2])
+    indices, keys = (None if part is None else torch.tensor(part, dtype=torch.int64) for part in request[:2])
     assert indices is not None
-    labels_of_good = torch.tensor(labels, dtype=torch.int64)
-    return Batch(images[: len(good)], labels_of_good, indices, keys, skipped=tuple(skipped))
+    return Batch(images, torch.tensor(labels, dtype=torch.int64), indices, keys)
 
 
 PART_BYTES = 10 * 2**20
@@ -273,7 +265,7 @@ def join(parts: Iterable[tuple[Request, Batch | UserError]], *, pin_memory: bool
         start, end = end, end + len(part.labels)
         joined.append(part.replace(images=images[start:end].copy_(part.images)))
         if request.left == 0:
-            whole = _whole(joined).replace(images=images[:end])
+            whole = _whole(joined).replace(images=images)
             yield whole.pin_memory() if pin_memory else whole
             joined = []
 
@@ -281,8 +273,7 @@ def join(parts: Iterable[tuple[Request, Batch | UserError]], *, pin_memory: bool
 def _whole(parts: Sequence[Batch]) -> Batch:
     """Returns the parts of a batch as one, with the images of the first."""
     names = ("labels", "indices") if parts[0].keys is None else ("labels", "indices", "keys")
-    skipped = tuple(problem for part in parts for problem in part.skipped)
-    return parts[0].replace(skipped=skipped, **{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
+    return parts[0].replace(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 class Loader:
@@ -298,7 +289,6 @@ class Loader:
         workers: processes that read the images; None for the process itself.
         pin_memory: whether batches lie in memory from which a GPU can copy by itself.
         finish: makes a batch, or a part of one, in this process of what the dataset returns.
-        on_skipped: called with the errors of images that were left out of a batch.
         relabel: returns other labels for those of the dataset.
     """
 
@@ -311,11 +301,10 @@ class Loader:
         workers: Workers | None = None,
         pin_memory: bool = False,
         finish: Callable[[Any], Batch | UserError] | None = None,
-        on_skipped: Callable[[Sequence[str]], None] | None = None,
         relabel: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.dataset = dataset
-        self._on_skipped, self._relabel = on_skipped, relabel or _unchanged
+        self._relabel = relabel or _unchanged
         self._length = length
         self._requests = requests
         self._pin_memory, self._finish = pin_memory, finish or _unchanged
@@ -341,11 +330,6 @@ class Loader:
                     raise batch
                 finally:
                     del batch  # or error, traceback and this frame keep each other alive, and the workers with them
-            if batch.skipped and not len(batch.labels):
-                raise UserError([*batch.skipped, f"all {len(batch.skipped)} images of a batch are damaged"])
-            if batch.skipped and self._on_skipped is not None:
-                self._on_skipped(batch.skipped)
-                batch = batch.replace(skipped=())
             yield batch.replace(labels=self._relabel(batch.labels))
 
     def _batches(self) -> Iterator[Batch | UserError]:

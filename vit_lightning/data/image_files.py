@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vit_lightning.classes import SHOWN, in_order, one_form
-from vit_lightning.data.base import ImageData, OnBadImage
+from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
 from vit_lightning.data.image_set import (
@@ -232,10 +232,9 @@ class ImageFolder(ImageSet):
         return {split: self._files(images) for split, images in self._images[0].items()}
 
     def damaged_files(self) -> list[str]:
-        """Returns what is wrong with files whose ends show it; nothing where it is skipped, or they are very many."""
+        """Returns what is wrong with files whose ends show it; nothing where they are very many."""
         files = [file for split in SPLITS for file in self._splits[split].images]
-        is_seen_now = self.on_bad_image == "error" and len(files) <= SEEN_FILES
-        return [text for file in files if (text := damage_of(file))] if is_seen_now else []
+        return [text for file in files if (text := damage_of(file))] if len(files) <= SEEN_FILES else []
 
     def _files(self, images: list[list[Path]]) -> Encoded:
         files = [file for of_class in images for file in of_class]
@@ -255,7 +254,6 @@ class ImageFiles(ImageData):
         std: standard deviation of each channel.
         batch_size: images in a batch.
         num_workers: processes that decode images.
-        on_bad_image: whether the command fails, after all others, for images that cannot be decoded.
         interpolation: how images are resized.
         resize: size to which the whole image is resized, in place of a crop, see ``decode``.
         multi_label: whether each class has a probability of its own.
@@ -275,7 +273,6 @@ class ImageFiles(ImageData):
         std: list[float],
         batch_size: int = 64,
         num_workers: int = 0,
-        on_bad_image: OnBadImage = "error",
         interpolation: Interpolation = "bicubic",
         resize: int | tuple[int, int] | None = None,
         multi_label: bool = False,
@@ -284,7 +281,6 @@ class ImageFiles(ImageData):
         self.files: Sequence[Path | Image.Image] = []
         self.class_names, self.image_size, self.in_channels = class_names, pair(image_size), in_channels
         self.centre_share, self.mean, self.std = centre_share, tuple(mean), tuple(std)
-        self.on_bad_image, self.max_bad_share = on_bad_image, 1.0
         self.interpolation, self.resize, self.multi_label = interpolation, resize, multi_label
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
@@ -294,32 +290,38 @@ class ImageFiles(ImageData):
             image_size=pair(self.image_size),
             min_area=1.0,
             centre_share=self.centre_share,
-            skip=False,
             interpolation=self.interpolation,
             resize=self.resize,
             gray=self.in_channels == 1,
         )
 
+    def damage(self, rows: Iterable[int]) -> list[str]:
+        """Returns what is wrong with files that got the label ``DAMAGED``: they are read again."""
+        dataset: Any = self.dataset("test")
+        problems: list[str] = []
+        for row in rows:
+            try:
+                dataset.pixels(row, None)
+            except UserError as error:
+                problems += error.problems
+        return problems
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _Files(DecodedImages):
-    """Images without labels; a damaged one is white, has the label DAMAGED, and is listed as skipped."""
+    """Images without labels; a damaged one is white and has the label DAMAGED."""
 
     gray: bool = False
 
     def __getitems__(self, request: Request) -> Batch | UserError:
-        problems: list[str] = []
-
         def read(index: int, key: int | None) -> tuple[Pixels, int]:
             try:
                 image = Image.fromarray(self.pixels(index, None))
-            except UserError as error:
-                problems.extend(error.problems)
+            except UserError:
                 return np.full((*self.image_size, 1 if self.gray else 3), 255, dtype=np.uint8), DAMAGED
             return np.atleast_3d(np.asarray(image.convert("L") if self.gray else image)), 0
 
-        batch = gather(request, (1 if self.gray else 3, *self.image_size), read)
-        return batch.replace(skipped=tuple(problems)) if isinstance(batch, Batch) else batch
+        return gather(request, (1 if self.gray else 3, *self.image_size), read)
 
 
 def _itself(image: Path | Image.Image) -> Path | Image.Image:

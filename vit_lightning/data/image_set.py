@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch.utils.data import Dataset
 
 from vit_lightning.classes import SHOWN
-from vit_lightning.data.base import ImageData, OnBadImage
+from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.images import DecodedImages, keep_if_small
@@ -183,8 +183,6 @@ class ImageSet(SplitData):
         image_size: height and width in pixels of the model's input; images are cropped and resized to it.
         num_workers: processes that decode images.
         augment: random changes of the training images after the random crop, in order.
-        on_bad_image: whether an image that cannot be decoded is an error, or is left out of its batch and listed.
-        max_bad_share: largest fraction of a split's images that may be left out; more are an error.
         in_memory: whether decoded images are kept, on a GPU where they take at most a quarter of its free memory. Needs
             ``min_area`` 1, since random crops are decoded from the file (RandomResizedCrop in ``augment`` crops kept
             images). By default for splits that take at most a gigabyte, if ``min_area`` is 1.
@@ -202,8 +200,6 @@ class ImageSet(SplitData):
 
     image_size: int | tuple[int, int] = 224  # type: ignore[assignment]  # a pair once __post_init__ is done
     num_workers: int = 2
-    on_bad_image: OnBadImage = "error"
-    max_bad_share: float = 0.05
     in_memory: bool | None = None
     min_area: float = 0.08
     centre_share: float = 0.875
@@ -247,7 +243,6 @@ class ImageSet(SplitData):
             min_area=self.min_area,
             centre_share=self.centre_share,
             resize=self.resize,
-            skip=self.on_bad_image == "skip",
             interpolation=self.interpolation,
         )
         return keep_if_small(dataset, split, self.in_memory)

@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -47,14 +47,12 @@ class Images(Dataset[Batch]):
     Args:
         images: (n, c, H, W), uint8.
         labels: (n,), int64.
-        faults: errors of images that could not be decoded, by index; batches leave these out.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, *, faults: Mapping[int, str] | None = None) -> None:
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
         assert images.dtype == torch.uint8
         assert len(images) == len(labels)
         self.images, self.labels = images, labels
-        self.faults = dict(faults or {})
         self._on_device: tuple[Tensor, Tensor] | None = None  # a copy of images and labels
 
     def move_to(self, device: torch.device) -> None:
@@ -86,17 +84,12 @@ class Images(Dataset[Batch]):
     def __getitems__(self, request: Request) -> Batch:
         indices = torch.tensor(request.indices, dtype=torch.int64)
         keys = None if request.keys is None else torch.tensor(request.keys)
-        skipped: tuple[str, ...] = ()
-        if self.faults:
-            good = torch.tensor([index not in self.faults for index in request.indices], dtype=torch.bool)
-            skipped = tuple(self.faults[index] for index in request.indices if index in self.faults)
-            indices, keys = indices[good], None if keys is None else keys[good]
         images, labels = (self.images, self.labels) if self._on_device is None else self._on_device
         if images.is_cuda:  # from pinned memory the device copies by itself, and nobody waits
             both = torch.stack([indices] if keys is None else [indices, keys]).pin_memory()
             indices, *others = both.to(images.device, non_blocking=True)
             keys = others[0] if others else None
-        return Batch(images.index_select(0, indices), labels[indices], indices, keys, skipped=skipped)
+        return Batch(images.index_select(0, indices), labels[indices], indices, keys)
 
     def name(self, index: int) -> str:
         """Returns the name of an image in errors and lists: here its index."""
@@ -158,7 +151,6 @@ class DecodedImages(Dataset[Batch]):
         image_size: height and width of the result.
         min_area: smallest fraction of the area that a random crop shows.
         centre_share: fraction of the sides that the centre crop shows, used without a random key.
-        skip: whether a batch leaves out images that cannot be decoded; otherwise they are an error.
         interpolation: how crops are resized.
         resize: size to which the whole image is resized in place of the centre crop, see ``decode``.
     """
@@ -167,7 +159,6 @@ class DecodedImages(Dataset[Batch]):
     image_size: tuple[int, int]
     min_area: float
     centre_share: float
-    skip: bool
     interpolation: Interpolation
     resize: int | tuple[int, int] | None = None
 
@@ -178,7 +169,7 @@ class DecodedImages(Dataset[Batch]):
         return len(self.labels)
 
     def __getitems__(self, request: Request) -> Batch | UserError:
-        return gather(request, (3, *self.image_size), self._read, skip=self.skip)
+        return gather(request, (3, *self.image_size), self._read)
 
     def _read(self, index: int, key: int | None) -> tuple[Pixels, int]:
         return self.pixels(index, key), self.encoded.labels[index]
@@ -281,7 +272,7 @@ class DecodedOnDevice(Dataset[Any]):
             found.append(jpeg)
             return pixels, data.encoded.labels[index]
 
-        batch = gather(request, (3, *data.image_size), read, skip=data.skip)
+        batch = gather(request, (3, *data.image_size), read)
         if isinstance(batch, UserError):
             return batch
         files = [(row, jpeg) for row, jpeg in enumerate(found) if jpeg]
@@ -323,7 +314,7 @@ def keep_if_small(dataset: DecodedImages, split: Split, in_memory: bool | None) 
     """Returns the dataset decoded if ``in_memory``; by default if its crops are not random and it is small.
 
     Raises:
-        UserError: an image is damaged and the dataset does not skip.
+        UserError: an image is damaged.
     """
     height, width = dataset.image_size
     if in_memory is None:
@@ -332,33 +323,24 @@ def keep_if_small(dataset: DecodedImages, split: Split, in_memory: bool | None) 
         return dataset
     assert split != "train" or dataset.min_area == 1.0
     images = torch.zeros(len(dataset), height, width, 3, dtype=torch.uint8)
-    rows, faults = images.numpy(), {}
+    rows = images.numpy()
 
-    def read(index: int) -> UserError | None:
-        try:
-            rows[index] = dataset.pixels(index, 0 if split == "train" else None)
-        except UserError as error:
-            return error
-        return None
+    def read(index: int) -> None:
+        rows[index] = dataset.pixels(index, 0 if split == "train" else None)
 
     # threads, since Pillow decodes outside of Python's lock
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        bar = tqdm(range(len(dataset)), desc=f"{split} images", unit=" images", disable=None, leave=False)
-        for index, error in zip(bar, pool.map(read, range(len(dataset))), strict=True):
-            if error is None:
-                continue
-            if not dataset.skip:
-                pool.shutdown(cancel_futures=True)
-                raise error
-            faults[index] = str(error)
-    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset, faults=faults)
+        bar = partial(tqdm, desc=f"{split} images", unit=" images", disable=None, leave=False)
+        for _ in bar(pool.map(read, range(len(dataset))), total=len(dataset)):
+            pass
+    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset)
 
 
 class KeptImages(Images):
     """Decoded images in memory, with the names, originals and fingerprint of the dataset that they are from."""
 
-    def __init__(self, images: Tensor, dataset: DecodedImages, *, faults: Mapping[int, str]) -> None:
-        super().__init__(images, dataset.labels, faults=faults)
+    def __init__(self, images: Tensor, dataset: DecodedImages) -> None:
+        super().__init__(images, dataset.labels)
         self._encoded = dataset
 
     def needs_workers(self, device: torch.device) -> bool:
