@@ -71,7 +71,6 @@ from vit_lightning.models.positions import SinCos2dPositions as SinCos2dPosition
 from vit_lightning.models.vit import ViT as ViT
 from vit_lightning.random_keys import sample_keys as sample_keys
 from vit_lightning.storage.metrics import read_metrics as read_metrics
-from vit_lightning.training.callbacks import ProgressiveImageSize as ProgressiveImageSize
 from vit_lightning.training.classifier import ViTClassifier as ViTClassifier
 from vit_lightning.training.ema import EMAConfig as EMAConfig
 from vit_lightning.training.fast_paths import accelerate as accelerate

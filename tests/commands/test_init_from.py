@@ -17,8 +17,6 @@ from vit_lightning.commands.fit import fit
 from vit_lightning.commands.resume import read_run
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import UserError
-from vit_lightning.models.patches import PatchEmbedding
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.weights.init_from import open_initial_weights
@@ -248,42 +246,3 @@ def test_files_are_predicted_at_another_size_and_mistakes_named(place, in_folder
     assert "resize_positions=reset is for a training with init_from" in capsys.readouterr().err
     assert main(["test", *words, "--model.patch_size=8"]) == 2
     assert "is of another architecture than the model" in capsys.readouterr().err
-
-
-def test_sizes_grow_over_the_epochs_and_a_resumed_run_is_the_same(place, in_folder, monkeypatch):
-    callback = {"class_path": "vit_lightning.ProgressiveImageSize", "init_args": {"sizes": {0: 8, 1: [12, 16], 2: 16}}}
-    Path("sizes.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
-    flags = ["--config=sizes.yaml", *start(place, *MODEL, "--data.image_size=16", "--optimizer.lr=0.01")]
-    flags += ["--trainer.max_epochs=3", "--checkpoint.every_n_steps=1", "--test=false"]
-    seen: list[tuple[bool, int]] = []
-    forward, stop_at = PatchEmbedding.forward, 0
-
-    def watched(self, images):
-        if images.device.type == "meta":
-            return forward(self, images)
-        seen.append((self.training, *images.shape[2:]))
-        if self.training and sum(step[0] for step in seen) == stop_at:
-            raise KeyboardInterrupt
-        return forward(self, images)
-
-    monkeypatch.setattr(PatchEmbedding, "forward", watched)
-    fit(resolve([*flags, "--out=whole"]))
-    steps = [size for trains, *size in seen if trains]
-    assert steps == [[8, 8]] * (len(steps) // 3) + [[12, 16]] * (len(steps) // 3) + [[16, 16]] * (len(steps) // 3)
-    assert {tuple(size) for trains, *size in seen if not trains} >= {(16, 16)}
-    stop_at = len(steps) // 3 + 2  # in mid-epoch
-    seen.clear()
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        fit(resolve([*flags, "--out=stopped"]))
-    seen.clear()
-    stop_at = 0
-    fit(read_run(Path("stopped")))
-    assert next(size for trains, *size in seen if trains) == [12, 16]
-    whole, stopped = (
-        read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "stopped")
-    )
-    assert all(torch.equal(value, stopped[name]) for name, value in whole.items())
-    wrong = resolve([*flags, "--out=wrong", "--model.patch_size=8", "--data.image_size=24"])
-    with pytest.raises(UserError, match=r"ProgressiveImageSize.sizes: ViT takes no \(12, 16\): patch_size=8"):
-        fit(wrong)
-    assert not Path("wrong").exists()

@@ -198,11 +198,8 @@ KEYS = {
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, pp: 1}]'": "pp=1 ... did you mean data.augment.0.p?",
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, p: x}]'": "data.augment.0.p=x must be a finite float",
     "fit digits.yaml --data.augment.0.degrees=nine": "augment.0: items of a list are not given alone: --data.augment=[",
-    "fit digits.yaml --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: {\"a\": 4}}]'": (
-        "trainer.callbacks.0.sizes.a=a must be an int",
-    ),
-    "fit digits.yaml --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: {\"1\": 4}}]'": (
-        "trainer: sizes={1: 4}: the size of epoch 0 is missing",
+    "fit digits.yaml --trainer.callbacks='[{class_path: GradientAccumulationScheduler, scheduling: {\"a\": 4}}]'": (
+        "trainer.callbacks.0.scheduling.a=a must be an int",
     ),
     "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment.0: a class_path is missing",
     "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
@@ -357,9 +354,9 @@ TOGETHER = {
     "fit digits.yaml --compile=reduce-overhead --trainer.accelerator=cpu --trainer.strategy=ddp": (
         "compile=reduce-overhead beside trainer.accelerator=cpu, trainer.strategy=ddp: ... (give compile=true)"
     ),
-    "fit digits.yaml --compile=reduce-overhead --trainer.callbacks='[{class_path: ProgressiveImageSize, sizes: "
-    '{"0": 4}}, {class_path: GradientAccumulationScheduler, scheduling: {"1": 2}}]\'': (
-        "beside trainer.callbacks.ProgressiveImageSize, trainer.callbacks.GradientAccumulationScheduler: CUDA graphs"
+    "fit digits.yaml --compile=reduce-overhead --trainer.callbacks='[{class_path: "
+    'StochasticWeightAveraging, swa_lrs: 0.1}, {class_path: GradientAccumulationScheduler, scheduling: {"1": 2}}]\'': (
+        "beside trainer.callbacks.StochasticWeightAveraging, trainer.callbacks.GradientAccumulationScheduler: CUDA"
     ),
     "fit digits.yaml --compile=reduce-overhead --module=lightning.pytorch.demos.BoringModel": [
         "module.class_path=lightning.pytorch.demos.BoringModel takes no optimizer",

@@ -51,7 +51,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     **in_list("data.augment", "torchvision.transforms.v2.RandomRotation", degrees=9),
     **in_list("data.mixing", "MixUp", "CutMix"),
     **in_list("trainer.callbacks+", "KNNProbe", "LinearProbe"),
-    **in_list("trainer.callbacks+", "ProgressiveImageSize", sizes={0: 4, 1: 8}),
     **classes("model.block", "CompactBlock", "ParallelBlock", "PostNormBlock", "ResPostNormBlock", "SandwichNormBlock"),
     "TransformerEncoderBlock": (
         "--model.block=TransformerEncoderBlock",

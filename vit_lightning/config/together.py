@@ -27,7 +27,6 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.storage.credentials import secrets_of_environment
-from vit_lightning.training.callbacks import ProgressiveImageSize
 from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.losses import OwnLoss, Teacher
 from vit_lightning.training.own_state import callback_problems
@@ -180,7 +179,7 @@ def compiled(groups: Groups) -> Iterator[str]:
 
 _REPLAYS_WITH: dict[str, tuple[Any, ...]] = {"accelerator": ("auto", "gpu", "cuda"), "strategy": ("auto",)}
 _REPLAYS_WITH |= dict.fromkeys(("num_nodes", "accumulate_grad_batches"), (1,))
-_REPLAYS_WITHOUT = (GradientAccumulationScheduler, StochasticWeightAveraging, ProgressiveImageSize)
+_REPLAYS_WITHOUT = (GradientAccumulationScheduler, StochasticWeightAveraging)
 
 
 def compiler_problems() -> list[str]:
