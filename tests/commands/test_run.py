@@ -4,6 +4,8 @@ import contextlib
 import json
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ import torch
 import yaml
 from PIL import Image
 from runs import SMALL, killed_after, logged_rows
+from torch import nn
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
+from vit_lightning.commands.module import compile_chosen
 from vit_lightning.commands.resume import read_run
 from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.resolve import resolve
@@ -296,3 +300,27 @@ def test_a_short_run_without_validation_has_rows_and_says_that_the_last_weights_
     assert "nothing was validated: the weights of the last step are tested" in capsys.readouterr().out
     assert not Path("out/checkpoints/best.ckpt").exists()
     assert [row["step"] for row in logged_rows(Path("out")) if "lr" in row] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "flags", "said"),
+    [
+        ("cuda", 1, [], "reduce-overhead"),
+        ("cpu", 1, [], None),
+        ("cuda", 2, [], "off, 2 GPUs"),
+        ("cuda", 1, ["--trainer.accumulate_grad_batches=2"], "off, trainer.accumulate_grad_batches=2"),
+        ("cuda", 1, ["--trainer.callbacks=[{class_path: StochasticWeightAveraging, swa_lrs: 0.1}]"], "off, trainer."),
+    ],
+)
+def test_compile_auto_is_cuda_graphs_where_they_are_allowed(in_folder, capsys, monkeypatch, device, ranks, flags, said):
+    compiled = Mock(return_value=[nn.Identity()])
+    monkeypatch.setattr("vit_lightning.commands.module.compile_module", compiled)
+    experiment = resolve([*SMALL, "--trainer.accelerator=auto", "--compile=auto", *flags])
+    monkeypatch.setattr(type(experiment.data.transform), "compile", lambda _: None)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), world_size=ranks)
+    assert compile_chosen(nn.Identity(), experiment, trainer) == (said == "reduce-overhead")
+    if said == "reduce-overhead":
+        assert compiled.call_args.kwargs == {"ranks": 1, "replays": True}
+    else:
+        assert not compiled.called
+        assert capsys.readouterr().out.startswith(f"compile     auto: {said}") == (said is not None)

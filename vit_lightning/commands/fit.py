@@ -189,8 +189,8 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         write_environment(folder, run_id=run.wandb.run_id, precision=trainer.precision)
         say(row("run", f"{folder} (metrics.jsonl grows; curves.png and results.json come at the end)"))
         say(start_lines(experiment, trainer, run.facts))
-        say(_memory_note(run))
-        compile_chosen(module, experiment, trainer)
+        if not compile_chosen(module, experiment, trainer):
+            say(_memory_note(run))
         had_best = False
         if checkpoint.get("finished"):
             say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
@@ -240,7 +240,7 @@ def _memory_note(run: Run) -> str:
     """Says that a batch will not fit into the memory that is free, as it is counted; else nothing."""
     data, trainer, flops = run.experiment.data, run.trainer, run.facts["flops"] or 0
     device = trainer.strategy.root_device
-    if run.experiment.config["compile"] or flops * data.batch_size < MANY_FLOPS:
+    if flops * data.batch_size < MANY_FLOPS:
         return ""
     given = network_of(run.module), (data.in_channels, *data.image_size), data.batch_size, str(trainer.precision)
     ranks = trainer.num_devices if device.type == "cpu" else 1

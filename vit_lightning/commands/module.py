@@ -12,6 +12,7 @@ from vit_lightning.classes import differences
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import data_facts, module_from
+from vit_lightning.config.together import beside_replays, compiler_problems
 from vit_lightning.data.base import ImageData
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
@@ -22,6 +23,7 @@ from vit_lightning.training.fast_paths import accelerate
 from vit_lightning.training.fine_tuning import head_state
 from vit_lightning.training.lightning_detours import predict_with, send_no_tables
 from vit_lightning.training.losses import Distillation
+from vit_lightning.training.resources import AUTO
 
 
 def make_module(experiment: Experiment) -> LightningModule:
@@ -88,16 +90,26 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path
         module.load_state_dict(own, strict=False)
 
 
-def compile_chosen(module: LightningModule, experiment: Experiment, trainer: Trainer) -> None:
-    """Compiles a module in place for the device of a Trainer, where the config says so."""
-    if experiment.config["compile"]:
-        device, batch_size = trainer.strategy.root_device, getattr(experiment.data, "batch_size", None)
-        replays = experiment.config["compile"] == REPLAYS
-        parts = compile_module(module, batch_size, device, ranks=trainer.world_size, replays=replays)
+def compile_chosen(module: LightningModule, experiment: Experiment, trainer: Trainer) -> bool:
+    """Compiles a module in place for the device of a Trainer, where the config says so, and returns whether it did.
+
+    ``auto`` is CUDA graphs on one GPU, beside options that allow them.
+    """
+    option, device, ranks = experiment.config["compile"], trainer.strategy.root_device, trainer.world_size
+    if option == AUTO:
+        option = REPLAYS if device.type == "cuda" else False
+        without = [f"{ranks} GPUs"] * (ranks > 1) + beside_replays(experiment.trainer_part, experiment.module)
+        if option and (without := without or compiler_problems()):
+            say(row("compile", f"auto: off, {', '.join(without)}"))
+            option = False
+    if option:
+        batch_size = getattr(experiment.data, "batch_size", None)
+        parts = compile_module(module, batch_size, device, ranks=ranks, replays=option == REPLAYS)
         if isinstance(experiment.data, ImageData) and device.type != "cpu":
             experiment.data.transform.compile()
         several = f"one code for all {len(parts)} blocks, " if len(parts) > 1 else ""
         say(row("compile", f"{several}made in the first steps and the first validation, which take a minute each"))
+    return bool(option)
 
 
 def network_of(module: LightningModule) -> nn.Module:

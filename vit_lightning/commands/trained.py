@@ -27,6 +27,7 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.callbacks import TestPredictions, gather
 from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.resources import AUTO
 from vit_lightning.weights.init_from import with_resized_positions
 
 SHOWN_LINES = 20
@@ -66,7 +67,8 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         module, path = load_trained(experiment)
         predictions = TestPredictions()
         trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
-        compile_chosen(module, experiment, trainer)
+        if experiment.config["compile"] != AUTO:  # which would not pay for one pass
+            compile_chosen(module, experiment, trainer)
         if stage == "validate":
             trainer.validate(module, datamodule=data, verbose=False)
             results = logged(trainer, "val")

@@ -76,7 +76,8 @@ class ConfigOptions:
         compile: whether training, validation and test run code of torch.compile, made in the first steps, which takes a
             minute; needs a C++ compiler. On a GPU network and loss are one graph for each shape of a batch, on a CPU
             all blocks of a ViT share one. reduce-overhead is true with CUDA graphs on one GPU, for small networks at
-            small batches; gradients are then those of one batch, and are overwritten by the next.
+            small batches; gradients are then those of one batch, and are overwritten by the next. auto trains with
+            that where options and machine allow it, else with plain code, as on a CPU.
         matmul_precision: precision of products of float32 matrices: high allows TF32, medium bfloat16; by default that
             of torch.
         pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B, 0 for none; by
@@ -98,7 +99,7 @@ class ConfigOptions:
     reset_head: bool = False
     freeze: Literal["backbone"] | None = None
     test: bool = True
-    compile: bool | Literal["reduce-overhead"] = False
+    compile: bool | Literal["auto", "reduce-overhead"] = False
     matmul_precision: Literal["highest", "high", "medium"] | None = None
     pictures_every_n_epochs: int | None = None
     watchdog_minutes: float = 30.0

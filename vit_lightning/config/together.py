@@ -31,6 +31,7 @@ from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.losses import OwnLoss, Teacher
 from vit_lightning.training.own_state import callback_problems
 from vit_lightning.training.probes import Probe
+from vit_lightning.training.resources import AUTO
 from vit_lightning.weights.init_from import FirstWeights
 
 
@@ -157,24 +158,30 @@ def average_beside_callbacks(groups: Groups) -> Iterator[str]:
 def compiled(groups: Groups) -> Iterator[str]:
     """Yields what ``torch.compile`` lacks on this machine, and what CUDA graphs cannot train with.
 
-    All batches of a shape share memory in CUDA graphs, also that of gradients.
+    What ``auto`` takes of them is decided with the devices.
     """
-    option, trainer, module = groups.general.get("compile"), groups.trainer.arguments, groups.module
-    if not option or groups.command not in COMPILES:
+    option = groups.general.get("compile")
+    if option in (False, None, AUTO) or groups.command not in COMPILES:
         return
     yield from compiler_problems()
-    if option == REPLAYS and module is not None:
-        given = {name: value for name, value in trainer.items() if value is not None}
-        found = [name for name, values in _REPLAYS_WITH.items() if name in given and given[name] not in values]
-        devices = given.get("devices")
-        found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
-        texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
-        kinds = [one.target for one in groups.callbacks if issubclass(one.target, _REPLAYS_WITHOUT)]
-        texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds]
-        texts += [f"{module.name}.{name}" for name in changed_steps(module.target)]
+    if option == REPLAYS and groups.module is not None and (texts := beside_replays(groups.trainer, groups.module)):
         rule = "CUDA graphs need one GPU, a ViTClassifier's steps, images of one size and gradients of one batch"
-        if texts:
-            yield f"compile={REPLAYS} beside {', '.join(texts)}: {rule} (give compile=true)"
+        yield f"compile={REPLAYS} beside {', '.join(texts)}: {rule} (give compile=true)"
+
+
+def beside_replays(trainer: Part, module: Part) -> list[str]:
+    """Returns the options beside which there are no CUDA graphs.
+
+    All batches of a shape share memory in them, also that of gradients.
+    """
+    given = {name: value for name, value in trainer.arguments.items() if value is not None}
+    found = [name for name, values in _REPLAYS_WITH.items() if name in given and given[name] not in values]
+    devices = given.get("devices")
+    found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
+    texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
+    kinds = [one.target for one in as_list(given.get("callbacks")) if isinstance(one, Part)]
+    texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds if issubclass(kind, _REPLAYS_WITHOUT)]
+    return texts + [f"{module.name}.{name}" for name in changed_steps(module.target)]
 
 
 _REPLAYS_WITH: dict[str, tuple[Any, ...]] = {"accelerator": ("auto", "gpu", "cuda"), "strategy": ("auto",)}
