@@ -64,27 +64,28 @@ def test_stopwatch_counts_images_and_leaves_validation_out():
     assert (resumed.seconds, resumed.images) == (watch.seconds, watch.images)
 
 
-def test_the_bar_shows_epoch_loss_accuracy_speed_and_time_left(monkeypatch):
+def test_a_terminal_gets_lightning_s_bar_and_a_line_of_each_epoch(monkeypatch):
     master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 80, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 200, 0, 0))
     with open(slave, "w") as terminal:
-        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setattr("sys.stdout", terminal)
         fit(Stopwatch(), TrainingBar(), max_epochs=2)
     parts = []
     with contextlib.suppress(OSError):  # all has been read, of a terminal that is closed
         while part := os.read(master, 1 << 16):
             parts.append(part)
     os.close(master)
-    drawn = [text.strip() for text in b"".join(parts).decode().split("\r")]
-    assert max(map(len, drawn)) <= 80, drawn
-    accuracy = r", val acc 0\.\d{3}"
-    last = [*filter(None, drawn)][-1]
-    assert re.fullmatch(rf"epoch 2/2 \|.+\|, loss \d\.\d+{accuracy}, [\d,]+ images/s, 00:00 left", last), last
+    drawn = re.split(r"[\r\n]+", b"".join(parts).decode())
+    bar = r"Epoch 1: 100%\|.*\| 7/7 \[.*, val/acc=0\.\d+, train/acc=0\.\d+, train/loss_step=\d\.\d+\]"
+    assert any(re.search(bar, text) for text in drawn), drawn
+    assert sum("epoch 1/2  train loss" in text for text in drawn) == 1
 
 
 def test_without_a_terminal_each_epoch_has_a_line(capsys):
     fit(Stopwatch(), TrainingBar(), max_epochs=2)
-    first, last = (line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch"))
+    out, err = capsys.readouterr()
+    assert "\r" not in out + err, "no bar in a log"
+    first, last = (line for line in out.splitlines() if line.startswith("epoch"))
     number = r"[\d.,]+"
     shown = rf"train loss {number}  val loss {number}  val accuracy +{number} %  {number} images/s"
     assert re.fullmatch(rf"epoch 1/2  {shown}  \d+:\d\d left", first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import random
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ProgressBar
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, TQDMProgressBar
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
@@ -24,7 +23,6 @@ from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.lightning_detours import (
-    accumulates,
     is_of_epoch,
     log_again,
     logged_steps,
@@ -281,107 +279,64 @@ class Agreement:
         return int(begun[0])
 
 
-SECONDS_BETWEEN_BARS = 0.25
-"""Seconds between two drawings of the bar, which takes a millisecond and waits for the device."""
-BAR = "{desc} |{bar}|{postfix}, {remaining} left"
-
-
 _OF_STEPS = ("train/loss_step", *(f"train/{name}" for name in METRICS))
 """What ViTClassifier logs for the bar, and the line of an epoch shows in another way or not at all."""
 
 
-def _has_screen() -> bool:
-    """Whether stderr is a terminal that tells its size: tqdm shows nothing on one of no lines."""
-    return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).lines > 0
-
-
-class TrainingBar(ProgressBar):
-    """One progress bar for the whole training: epoch, step, loss, accuracy, images per second, time left.
-
-    Without a terminal each epoch prints one line to stdout instead.
+class TrainingBar(TQDMProgressBar):
+    """Lightning's progress bar, in a terminal alone and drawn four times a second at most, and one line an epoch.
 
     Args:
-        monitor: name of a metric that is shown, beside those that a module of the user's logs with ``prog_bar=True``.
+        monitor: name of a metric that the line shows, beside those that a module of the user's logs with
+            ``prog_bar=True``.
     """
 
     def __init__(self, monitor: str = "") -> None:
         super().__init__()
         self._monitor, self._of_validation = monitor, dict[str, float]()
-        self._bar: tqdm[Any] = tqdm(disable=True)
-        self._enabled = True
-        self._epochs = ""
-        self._total = math.inf
-        self._began = 0  # steps before this process
-        self._timed: tuple[float, int] | None = None  # time and steps from which the time left is told
-        self._speed, self._speed_since = "", (0.0, 0)  # seconds and images of the stopwatch
-        self._validated = False
+        self._validated, self._drawn = False, 0.0
+        self._since = 0.0, 0, 0.0, 0  # time, steps, and seconds and images of the stopwatch at the end of an epoch
 
-    def disable(self) -> None:
-        self._enabled = False
+    @property
+    def is_enabled(self) -> bool:
+        return super().is_enabled and sys.stdout.isatty()
 
-    def enable(self) -> None:
-        self._enabled = True
+    def _should_update(self, current: int, total: float) -> bool:
+        """Whether the bar is drawn, for which the numbers in it are read from the device."""
+        is_due = self.is_enabled and (time.monotonic() - self._drawn > 0.25 or current == total)
+        self._drawn = time.monotonic() if is_due else self._drawn
+        return is_due
 
-    def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        tqdm.write(sep.join(map(str, args)), file=sys.stderr)
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        found = super().get_metrics(trainer, pl_module)
+        loss = trainer.callback_metrics.get("train/loss_step")
+        return found if loss is None else found | {"train/loss_step": float(loss)}
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        per_epoch, self._total = training_steps(trainer, trainer.num_training_batches)
-        epochs = trainer.max_epochs or 0
-        self._epochs = f"/{epochs}" if self._total == epochs * per_epoch else ""
-        self._began, self._timed = logged_steps(trainer), None
-        self._open(self._total, initial=self._began)
-        self._speed_since = _stopwatch(trainer)
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        stepped, before = not accumulates(trainer), logged_steps(trainer)
-        if self._timed is None and before > self._began:  # the first step, and what follows it, loads and compiles
-            self._timed = time.monotonic(), before + stepped
-        if self._bar.update(stepped):  # true when tqdm has redrawn
-            self._show(trainer)
+    def on_train_start(self, *args: Any) -> None:
+        super().on_train_start(*args)
+        self._since = _progress(args[0])
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
         self._validated = not trainer.sanity_checking
         self._of_validation = numbers_for_bar(trainer, self._monitor)
-        self._show(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
         metrics = trainer.callback_metrics  # on every rank, since metrics are summed over them
-        if self._enabled and self._bar.disable:
-            with contextlib.suppress(OSError):  # a log on a full disk, or a reader that has gone, must not end training
+        if self._enabled:
+            # a log on a full disk, or a reader that has gone, must not end training
+            with contextlib.suppress(OSError), tqdm.external_write_mode():
                 print(self._text(trainer, metrics), flush=True)
-            self._speed_since = _stopwatch(trainer)
-        self._validated = False
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self._bar.close()
-
-    on_test_end = on_exception = on_train_end
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._open(sum(trainer.num_test_batches), text="test")
-
-    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._bar.update()
-
-    def _open(self, total: float, *, initial: int = 0, text: str = "") -> None:
-        self._bar = tqdm(
-            total=total,  # tqdm takes inf for unknown
-            initial=initial,
-            desc=text,
-            disable=not (self._enabled and _has_screen()),
-            dynamic_ncols=True,
-            mininterval=SECONDS_BETWEEN_BARS,
-            file=sys.stderr,
-            bar_format=BAR,
-        )
+        self._since, self._validated = _progress(trainer), False
 
     def _text(self, trainer: Trainer, metrics: Mapping[str, Any]) -> str:
         """Returns the line of an epoch: losses, validation, images per second of training, time left."""
-        epoch = f"{trainer.current_epoch + 1}".rjust(max(0, len(self._epochs) - 1))
+        per_epoch, total = training_steps(trainer, trainer.num_training_batches)
+        number, last = trainer.current_epoch + 1, trainer.max_epochs or 0
+        parts = [f"epoch {number:{len(str(last))}}/{last}" if total == last * per_epoch else f"epoch {number}"]
         names = {"train/loss": ("train", METRICS["loss"]), "val/loss": ("val", METRICS["loss"])}
         names |= {f"val/{name}": ("val", facts) for name, facts in METRICS.items() if facts.in_bar}
-        parts = [f"epoch {epoch}{self._epochs}"]
         for name, (stage, facts) in names.items():
             if name in metrics and (stage == "train" or self._validated):  # else of an earlier epoch
                 value = float(metrics[name])
@@ -391,42 +346,17 @@ class TrainingBar(ProgressBar):
                 )
         own = numbers_for_bar(trainer, self._monitor) | (self._of_validation if self._validated else {})
         parts += [f"{name} {own[name]:.4f}" for name in sorted(own) if name not in (*names, *_OF_STEPS)]
-        self._measure_speed(trainer)
-        left, done = "", logged_steps(trainer)
-        began, first = self._timed or (0.0, done)
-        if first < done < self._total < math.inf:
-            left = tqdm.format_interval((time.monotonic() - began) / (done - first) * (self._total - done)) + " left"
-        return "  ".join(filter(None, [*parts, self._speed, left]))
-
-    def _measure_speed(self, trainer: Trainer) -> float:
-        """Measures the images per second of training; returns its seconds since the last measurement."""
-        now, (since, before) = _stopwatch(trainer), self._speed_since
-        if now[1] > before:
-            self._speed = f"{(now[1] - before) / (now[0] - since):,.0f} images/s"
-        return now[0] - since
-
-    def _show(self, trainer: Trainer) -> None:
-        if self._bar.disable:
-            return
-        if self._measure_speed(trainer) >= 1.0:
-            self._speed_since = _stopwatch(trainer)
-        metrics, logged = self.get_metrics(trainer, trainer.lightning_module), trainer.callback_metrics
-        if "train/loss_step" in logged:
-            metrics["train/loss_step"] = float(logged["train/loss_step"])
-        shown = [name for name, facts in METRICS.items() if facts.in_bar]
-        names = {"train/loss_step": "loss"}
-        for name in shown:  # of validation once there is one: 80 columns do not hold both
-            of_validation = f"val/{name}" in metrics
-            names |= {f"val/{name}": f"val {name}"} if of_validation else {f"train/{name}": name}
-        names |= {name: name for name in sorted(metrics) if name not in (*names, *_OF_STEPS, "v_num")}
-        values = [f"{text} {metrics[name]:.3f}" for name, text in names.items() if name in metrics]
-        self._bar.set_description_str(f"epoch {trainer.current_epoch + 1}{self._epochs}", refresh=False)
-        self._bar.set_postfix_str(", ".join(filter(None, [*values, self._speed])), refresh=False)
+        since, (now, steps, seconds, images) = self._since, _progress(trainer)
+        if images > since[3]:
+            parts.append(f"{(images - since[3]) / (seconds - since[2]):,.0f} images/s")
+        if since[1] < steps < total < math.inf:
+            parts.append(f"{tqdm.format_interval((now - since[0]) / (steps - since[1]) * (total - steps))} left")
+        return "  ".join(parts)
 
 
-def _stopwatch(trainer: Trainer) -> tuple[float, int]:
-    """Returns seconds and images of training by the Trainer's ``Stopwatch``; zeros if it has none."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Stopwatch):
-            return callback.training_seconds, callback.images
-    return 0.0, 0
+def _progress(trainer: Trainer) -> tuple[float, int, float, int]:
+    """Returns the time, steps, and seconds and images of training by the Trainer's ``Stopwatch``, zeros without it."""
+    watches: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    watch = next((one for one in watches if isinstance(one, Stopwatch)), None)
+    counted = (watch.training_seconds, watch.images) if watch else (0.0, 0)
+    return time.monotonic(), logged_steps(trainer), *counted
