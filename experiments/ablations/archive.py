@@ -55,7 +55,7 @@ def archive(study: Path, file: Path) -> None:
 def draw(study: Path, file: Path) -> None:
     """Draws the differences for pages that take no SVG, titled with the answer that they show."""
     analysis = analyse(read_study(study))
-    figure = draw_figures(analysis, {})["differences"]
+    figure = draw_figures(analysis)["differences"]
     figure.savefig(file, dpi=150, metadata={"Title": headline(analysis), "Software": None})
 
 

@@ -17,9 +17,15 @@ from vit_lightning.report.configs import ConfigDifference, Configs, config_diffe
 from vit_lightning.report.forecast import measured_sd, tuning_luck
 from vit_lightning.report.study import Run, Study
 from vit_lightning.report.variance import Components, components, crossed_interval, spread
+from vit_lightning.storage.metrics import read_metrics
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""
+Steps = NDArray[np.int_]
+Series = tuple[Steps, NDArray[np.float64]]
+"""Steps and finite values of a metric of a run."""
+Curves = dict[tuple[str, int], dict[str, Series]]
+"""Series by metric, of each run by arm and seed; failed runs have them too."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,11 @@ class Analysis:
         return None if (sd := measured_sd(self.study)) is None else tuning_luck(self.study, sd)
 
     @functools.cached_property
+    def curves(self) -> Curves:
+        """Validation metrics and training losses of all runs."""
+        return _read_curves(self.study)
+
+    @functools.cached_property
     def ranked(self) -> list[Arm]:
         """Arms with the best mean first, those without results last."""
         sign = -1 if self.study.goal == "maximize" else 1
@@ -113,6 +124,11 @@ class Analysis:
         """Returns the interval of a comparison for new test images as well; nan where nothing is known of images."""
         parts = self.components.get((one.arm, one.other)) or self.components.get((one.other, one.arm))
         return crossed_interval(one, parts) if parts else (math.nan, math.nan)
+
+    def is_same(self, one: ArmComparison) -> bool:
+        """Whether the runs of each pair have the same predictions."""
+        parts = self.components.get((one.arm, one.other))
+        return parts is not None and one.mean == parts.image == parts.rest == 0
 
     @functools.cached_property
     def ordered(self) -> list[ArmComparison]:
@@ -163,6 +179,22 @@ def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[
         if len(gaps) > 1:
             found[one.arm, one.other] = components(np.stack(gaps))
     return found
+
+
+def _read_curves(study: Study) -> Curves:
+    found: Curves = {}
+    for run in study.runs:
+        if (study.folder / run.folder / "metrics.jsonl").is_file():
+            rows = read_metrics(study.folder / run.folder)
+            series = {name: _series(rows, name) for name in dict.fromkeys([study.metric, "val/acc", "train/loss"])}
+            found[run.arm, run.seed] = {name: one for name, one in series.items() if len(one[0])}
+    return found
+
+
+def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
+    pairs = {row["step"] + 1: float(row[name]) for row in rows if name in row and row.get("step") is not None}
+    kept = {step: value for step, value in pairs.items() if math.isfinite(value)}
+    return np.array(list(kept), dtype=int), np.array(list(kept.values()), dtype=np.float64)
 
 
 def _read_test_sets(study: Study) -> TestSets:

@@ -133,12 +133,6 @@ def read_facts(analysis: Analysis) -> dict[str, str]:
         "test": _range((images_of(study, run) for run in study.done), "image"),
         "split": "one for each seed, the same for all arms" if study.split_varies else "the same for all seeds",
         "runs": f"{len(study.done)} done{more}",
-        "equal time": "; ".join(
-            f"a step of '{arm}' takes {one['ratio']:.2f} times that of '{one['base']}': {one['steps']:,} steps, not "
-            f"{one['base_steps']:,}"
-            for arm, one in study.timing.items()
-            if arm != one["base"]
-        ),
         "seeds": f"from {study.seeds[0]} on, at most {rules.max_seeds}{raised}",
         "tuning": _tuning(study),
         "rules": f"smallest effect {effect} of {rules.metric}, alpha {rules.alpha:g}",

@@ -16,11 +16,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from vit_lightning.figures.style import COLOURS
-from vit_lightning.report.analysis import Analysis
-from vit_lightning.report.study import Study
+from vit_lightning.report.analysis import Analysis, Series, Steps
 from vit_lightning.report.units import unit_of
 from vit_lightning.report.wording import interaction_lines, lines, reference
-from vit_lightning.storage.metrics import read_metrics
 
 INK = "#010203"
 """Black that ``inline_svg`` replaces by the text colour of the page."""
@@ -47,14 +45,14 @@ MANY = 12
 """Rows above which single runs are left out and rows are low."""
 
 
-def draw_figures(analysis: Analysis, curves: Curves) -> dict[str, Figure]:
+def draw_figures(analysis: Analysis) -> dict[str, Figure]:
     """Draws all figures that there are data for, by name; the answer comes first."""
     with matplotlib.rc_context(STYLE):
         figures = {}
         if any(not math.isnan(line.difference) for line in lines(analysis)):
             figures["differences"] = differences_figure(analysis)
         figures["seeds"] = seeds_figure(analysis)
-        figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis, curves))}
+        figures |= {f"curves_{number}": figure for number, figure in enumerate(curve_figures(analysis))}
     return figures
 
 
@@ -151,40 +149,16 @@ def differences_figure(analysis: Analysis) -> Figure:
     return figure
 
 
-Steps = NDArray[np.int_]
-Series = tuple[Steps, Curve]
-"""Steps and finite values of a metric of a run."""
-Curves = dict[tuple[str, int], dict[str, Series]]
-"""Series by metric, of each run by arm and seed; failed runs have them too."""
-
-
-def read_curves(study: Study) -> Curves:
-    """Reads validation metrics and training losses of all runs."""
-    found: Curves = {}
-    for run in study.runs:
-        if (study.folder / run.folder / "metrics.jsonl").is_file():
-            rows = read_metrics(study.folder / run.folder)
-            series = {name: _series(rows, name) for name in dict.fromkeys([study.metric, "val/acc", "train/loss"])}
-            found[run.arm, run.seed] = {name: one for name, one in series.items() if len(one[0])}
-    return found
-
-
-def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
-    pairs = {row["step"] + 1: float(row[name]) for row in rows if name in row and row.get("step") is not None}
-    kept = {step: value for step, value in pairs.items() if math.isfinite(value)}
-    return np.array(list(kept), dtype=int), np.array(list(kept.values()), dtype=np.float64)
-
-
-def curve_figures(analysis: Analysis, curves: Curves) -> list[Figure]:
+def curve_figures(analysis: Analysis) -> list[Figure]:
     """Draws the mean of each arm with a band of one standard deviation: the whole training, and its last third."""
-    names = dict.fromkeys(name for series in curves.values() for name in series)
-    return [_curves(analysis, curves, name) for name in names]
+    names = dict.fromkeys(name for series in analysis.curves.values() for name in series)
+    return [_curves(analysis, name) for name in names]
 
 
-def _curves(analysis: Analysis, curves: Curves, name: str) -> Figure:
+def _curves(analysis: Analysis, name: str) -> Figure:
     unit, colours, handles = unit_of(name), coloured(analysis), dict[str, Any]()
     arms = sorted(analysis.ranked, key=lambda arm: arm.name in colours)  # those with a colour above the others
-    found = {run: series[name] for run, series in curves.items() if name in series}
+    found = {run: series[name] for run, series in analysis.curves.items() if name in series}
     bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in arms}
     most = max((len(steps) for steps, _, _ in bands.values()), default=0)
     figure, axes = _canvas(2.9, panels=2 if most > 1 else 1)

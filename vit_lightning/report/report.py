@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
 from vit_lightning.report.checks import Check, read_facts, run_checks
-from vit_lightning.report.figures import draw_figures, read_curves
+from vit_lightning.report.figures import draw_figures
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, interaction_lines, lines, notes, recommendation, sentence
@@ -56,7 +56,7 @@ class Report:
 
 def make_report(study: Study) -> Report:
     """Analyses a study and makes all sentences, tables and figures of its report."""
-    analysis, curves = analyse(study), read_curves(study)
+    analysis = analyse(study)
     chain = [*analysis.by_metric()]
     checks, facts = run_checks(analysis), read_facts(analysis)
     made = {
@@ -78,5 +78,5 @@ def make_report(study: Study) -> Report:
         facts=facts,
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
-        figures=draw_figures(analysis, curves),
+        figures=draw_figures(analysis),
     )

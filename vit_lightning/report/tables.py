@@ -60,9 +60,10 @@ def verdict_table(analysis: Analysis) -> Table:
     rules, tuning, unit = analysis.study.compare, analysis.study.tuning, unit_of(analysis.study.compare.metric)
     found, arms = [*lines(analysis), *interaction_lines(analysis)], {arm.name: arm for arm in analysis.arms}
     any_failed, level, alpha = any(arm.failed for arm in analysis.arms), level_of(analysis), f"{100 * rules.alpha:g} %"
-    by_tuning = " By tuning alone: how often arms exactly alike would be called better or worse by the luck of tuning, "
-    by_tuning += f"which these {alpha} leave out (tune.replicates counts it in)."
-    by_tuning *= any("by tuning alone" in line.label for line in found)
+    by_tuning = " Tuning luck: how often two arms exactly alike would be called better or worse, by however little, as "
+    by_tuning += f"tuning chose other values for them. These {alpha} leave it out (tune.replicates counts it in); the "
+    by_tuning += "larger a difference, the less of it is luck."
+    by_tuning *= any("tuning luck" in line.label for line in found)
     about = " about these values" if tuning is not None and not tuning.replicates else ""
 
     def failed(line: Line) -> str:

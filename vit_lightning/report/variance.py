@@ -120,10 +120,12 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
         step = 1 / one.images if one.images else 0.0
         if one.analysis is None or spread_p(ours, theirs, step) > level / len(comparisons):
             continue
-        (less, quiet), (more, noisy) = sorted([(float(ours.std()), one.arm), (float(theirs.std()), one.other)])
-        times = f"{more / less:.2g} times as much as" if less > 0 else "unlike"
+        (less, quiet), (more, noisy) = sorted([(spread(ours), one.arm), (spread(theirs), one.other)])
+        so = (
+            f" {more / less:.2g} times as much as those of '{quiet}'" if less else f", those of '{quiet}' are all equal"
+        )
         found.append(
-            f"Runs of '{noisy}' spread {times} those of '{quiet}'. If they also have a tail to one side, false claims "
-            "are more frequent than promised: look at the points of the runs."
+            f"Runs of '{noisy}' spread{so}. If they also have a tail to one side, false claims are more frequent than "
+            "promised: look at the points of the runs."
         )
     return found

@@ -160,6 +160,7 @@ def _holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
     found = []
     for one in comparisons:
         (low, high), effect = analysis.for_new_images(one), one.design.smallest_effect
+        low, high = (0.0, 0.0) if analysis.is_same(one) else (low, high)
         shown = {"better": low > 0, "worse": high < 0, "not better": high < effect, "not worse": low > -effect}
         matters = not kind_of(one).startswith("clearly") or min(abs(low), abs(high)) >= effect
         found += [matters and all(shown[claim] for claim in one.claims)] * (bool(one.claims) and analysis.tested.same)
@@ -277,7 +278,7 @@ def _luck(analysis: Analysis, one: ArmComparison) -> str:
     differs = bool({"better", "worse"} & {*one.claims})
     if not differs or analysis.luck is None or chosen.get(one.arm) == chosen.get(one.other):
         return ""
-    return f", by tuning alone in {show_fraction(analysis.luck[1])}"
+    return f"; tuning luck: {show_fraction(analysis.luck[1])}"
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
@@ -323,7 +324,9 @@ def next_step(analysis: Analysis, one: ArmComparison) -> str:
         "failed": f"; {failed}" if failed else "",
         "why": why_ended([one]) or ", no answer",
     }
-    return KINDS[kind_of(one)].following.format(**words)
+    lucky = _luck(analysis, one) and analysis.luck and analysis.luck[1] > analysis.study.compare.alpha
+    again = "; tuned anew it may be otherwise (tune.replicates)" * bool(lucky and kind_of(one) in ("better", "worse"))
+    return KINDS[kind_of(one)].following.format(**words) + again
 
 
 def why_ended(comparisons: Sequence[ArmComparison]) -> str:
@@ -459,7 +462,8 @@ def notes(analysis: Analysis) -> list[str]:
     return [
         *(_failures(arm) for arm in analysis.arms if arm.failed),
         *(
-            f"{few([one.arm, one.other])} have the same result with every seed: do their keys change anything?"
+            f"{few([one.arm, one.other])} have the same result with every seed: they compute the same, or the option "
+            "that they differ in has no effect (compare their config.yaml)."
             for one in analysis.ordered
             if one.sd == 0 and one.mean == 0
         ),
@@ -526,21 +530,42 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
     about += f" Runs were {' and '.join(sizes)}." if sizes else ""
     rules = analysis.study.compare
     if rules.equal:
-        about += " Arms trained for equal time: this is about who wins an hour, not who wins a step."
+        about += f" Arms trained for equal time: verdicts are about who wins an hour.{_steps_won(analysis)}"
     if more := ", then ".join(rules.then):
         about += f" Arms better or worse by {rules.metric} are compared by {more} too, within the same alpha."
     changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
     effect, unit = rules.smallest_effect, unit_of(rules.metric)
     shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
     differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
+    if changed:
+        changed.append(f"The {100 * rules.alpha:g} % hold as far as none of that changes or chooses a result.")
     return [about, *changed, *unlike_spreads(analysis.ordered), *[TOO_LARGE.format(*shares)] * differ]
 
 
 TOO_LARGE = (
-    "A difference that is better or worse is too large on average, as luck helped to end it: by up to about {0} where "
-    "the true one is {1} or more, by up to about {2} where it is {3}."
+    "Expect somewhat less than the differences beside better and worse, since luck helped to end these comparisons: on "
+    "average they are too large, by up to about {0} where the true one is {1} or more, by up to about {2} where it is "
+    "{3}."
 )
 """Simulated: experiments/README.md, estimates after stopping."""
+
+
+def _steps_won(analysis: Analysis) -> str:
+    """Describes, beside who wins an hour, who wins a step: by the last validation before the shorter training ends."""
+    study, unit, found = analysis.study, unit_of(analysis.study.metric), []
+    for arm, one in study.timing.items():
+        base, by, pairs = one["base"], min(one["steps"], one["base_steps"]), list[list[float]]()
+        for seed in study.seeds:
+            curves = [analysis.curves.get((name, seed), {}).get(study.metric) for name in (arm, base)]
+            known = [values[steps <= by][-1:] for steps, values in filter(None, curves)]
+            pairs += [[float(last[0]) for last in known]] * ([*map(len, known)] == [1, 1])
+        text = f"{quoted(arm)} trained {one['steps']:,} steps, {quoted(base)} {one['base_steps']:,}"
+        text += f", and each takes {one['ratio']:.2f} times as long"
+        if pairs:
+            own, other = (unit.value(sum(ends) / len(ends)) + unit.sign for ends in zip(*pairs, strict=True))
+            text += f"; by step {by:,} their {study.metric} is {own} and {other} ({counted(len(pairs), 'pair')})"
+        found += [text] * (arm != base)
+    return f" Who wins a step is no claim here (drop compare.equal for that): {'; '.join(found)}." if found else ""
 
 
 def rule(analysis: Analysis) -> str:
