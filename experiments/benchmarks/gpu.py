@@ -345,6 +345,11 @@ def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) 
     )
     parser.add_argument("--runs", type=Path, default=REPOSITORY / "runs/gpu", help="folder of the trainings")
     given = parser.parse_args(arguments)
+    if not given.small and given.data is not None and (files := [*given.data.glob("*.parquet")]):
+        from pyarrow.parquet import read_metadata
+
+        if (count := sum(read_metadata(file).num_rows for file in files)) != 60_000:  # a load is missing, or two forms
+            parser.error(f"--data={given.data} holds {count:,} images: CIFAR-10 has 60,000, training and test")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     end = time.monotonic() + 60 * given.minutes
     # CUDA must not start in this process, whose children use it: the driver's files tell

@@ -38,9 +38,16 @@ def data_of(config: str, folder: Path) -> dict[str, Any]:
     given = {key: value for key, value in page.items() if key != "root"}
     whole = {"image_size": 32, "min_area": 1.0, "centre_share": 1.0}
     whole |= {"mean": [0.4914, 0.4822, 0.4465], "std": [0.2470, 0.2435, 0.2616]}
-    is_parquet = bool([*folder.glob("*.parquet")])
-    place = {"path": str(folder), "image_column": "img"} if is_parquet else {"root": str(folder)}
-    return {"class_path": "HuggingFaceSet" if is_parquet else "ImageFolder", "init_args": {**whole, **given, **place}}
+    file = next(folder.glob("*.parquet"), None)
+    if file is None:
+        return {"class_path": "ImageFolder", "init_args": {**whole, **given, "root": str(folder)}}
+    from pyarrow.parquet import read_schema
+
+    column = next(name for name in ("image", "img") if name in read_schema(file).names)
+    return {
+        "class_path": "HuggingFaceSet",
+        "init_args": {**whole, **given, "path": str(folder), "image_column": column},
+    }
 
 
 def fit(run: Path, place: Place, *flags: str, until: float | None = None) -> subprocess.Popen[bytes]:
