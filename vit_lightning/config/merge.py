@@ -118,6 +118,7 @@ def merge_all(
         config = of_the_module(source, merged)
         problems += _overruled_preset(as_map(config.get("model")), as_map(merged.get("model")))
         merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS})
+    merged = {k: v for k, v in merged.items() if v != "null" or k not in GROUPS}  # --loss=null leaves it out
     if command in TRAINED:
         merged.pop("ckpt", None)  # it has been read
     if names and "experiment" not in merged:
@@ -435,7 +436,7 @@ def config_of_flag(key: str, value: str) -> Config:
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
     given: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
     parts = [part for part in key.split(".") if part not in ARGUMENTS]
-    if len(parts) == 1 and parts[0] in ("module", *DEFAULT_CLASSES) and isinstance(given, str):
+    if len(parts) == 1 and parts[0] in ("module", *DEFAULT_CLASSES) and isinstance(given, str) and given != "null":
         given = {"class_path": given}
     for part in reversed(parts):
         given = {part: given}

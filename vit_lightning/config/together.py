@@ -120,7 +120,8 @@ def not_taken_by_module(groups: Groups) -> Iterator[str]:
     given = [f"{key}.{name}={value}" for key, item in items for name, value in item.items()]
     if given:
         words = " or ".join("network" if key == "model" else key for key in keys)
-        why = f"module.class_path={module.name} takes no {words} (leave it out, or give the class that argument)"
+        without = " ".join(f"--{key}=null" for key in keys)
+        why = f"module.class_path={module.name} takes no {words} ({without}, or give the class that argument)"
         yield f"{', '.join(given)}: {why}"
     freeze, lora = groups.general.get("freeze"), groups.settings["lora"]
     frozen = [f"freeze={freeze}"] * bool(freeze) + ([f"lora.rank={lora.rank}"] if lora and lora.rank else [])
