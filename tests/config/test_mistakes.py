@@ -137,6 +137,7 @@ FILES = {
     "fit --config=pooling": "config=pooling is the plan of an ablation, not a config: lightning ablate pooling",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
     "fit --config=sweep.yaml": "config=sweep.yaml is a sweep of W&B, not a config: wandb sweep sweep.yaml",
+    "fit --config=trusting.yaml": "config=trusting.yaml: trust is no option of a config (give --trust, for one call)",
     "fit --config=args.yaml": (
         "config=args.yaml holds arguments of timm's train.py, it is no config: the guide's page coming_from.md has"
     ),
@@ -344,6 +345,8 @@ TOGETHER = {
         "model.depth=0",
     ],
     "fit digits.yaml --metrics='[{class_path: Accuracy, name: acc}]'": "metrics.name=acc",
+    "fit digits.yaml --metrics='[{class_path: F1Score, name: [1]}]'": "metrics.name=[1] must be",
+    "fit digits.yaml --optimizer.class_path=NAdam --optimizer.lr=abc": "optimizer.lr=abc must be",
     "fit digits.yaml --ema.decay=0.9 --trainer.callbacks='[{class_path: EMAWeightAveraging}]'": (
         "ema.decay=0.9 beside trainer.callbacks.EMAWeightAveraging"
     ),
@@ -476,6 +479,7 @@ TEXTS = {
     "plan": (REPOSITORY / "experiments" / "ablations" / "pooling.yaml").read_text(),
     "images": "data: {class_path: ImageFolder, image_size: 8, num_workers: 0}\n"
     "model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ntrainer: {accelerator: cpu, max_epochs: 1}\n",
+    "trusting": "trust: true\n",
     "empty": "# nothing\n",
     "sweep": "method: bayes\nparameters: {optimizer.lr: {min: 0.1, max: 1}}\n",
     "args": "aa: rand-m9\nepochs: 300\nmodel: vit_small_patch16_224\nopt: adamw\nsched: cosine\n",

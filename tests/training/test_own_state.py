@@ -377,3 +377,32 @@ def test_what_lightning_refuses_is_one_line(in_folder, capfd, flags, text):
     err = capfd.readouterr().err
     assert text in err
     assert "Traceback" not in err
+
+
+LAST = """
+import os, signal
+from lightning.pytorch.callbacks import LambdaCallback
+
+def stop_in_last_batch():
+    def stop(trainer, *others):
+        if os.environ.get("STOP") and trainer.current_epoch == 1 and trainer.is_last_batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+    return LambdaCallback(on_train_batch_end=stop)
+"""
+
+
+def test_a_signal_in_the_last_batch_of_an_epoch_has_its_checkpoint(in_folder, monkeypatch):
+    """Where neither a validation nor a checkpoint is due; the callback is made by a function."""
+    (in_folder / "last.py").write_text(LAST)
+    flags = (*RUN, "--trainer.callbacks=last.stop_in_last_batch", "--trainer.check_val_every_n_epoch=3")
+    flags += ("--checkpoint.every_n_steps=null", "--checkpoint.every_n_epochs=10")
+    assert main([*flags, "--out=whole"]) == 0
+    monkeypatch.setenv("STOP", "1")
+    with pytest.raises(SystemExit, match="143"):
+        main([*flags, "--out=run"])
+    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run"))
+    assert run["global_step"] == whole["global_step"] * 2 / 3
+    monkeypatch.delenv("STOP")
+    assert main(["fit", "--resume=run"]) == 0
+    run = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+    assert all(torch.equal(value, run["state_dict"][name]) for name, value in whole["state_dict"].items())

@@ -588,7 +588,7 @@ def _problems_of(plan: Plan, experiment: Experiment) -> list[str]:
         problems.append("test=false or trainer.limit_test_batches=0: without a test there is nothing to compare")
     if plan.compare.equal:
         callbacks = as_list(experiment.trainer_part.arguments.get("callbacks"))
-        ends = [one.target.__name__ for one in callbacks if issubclass(one.target, EarlyStopping | Timer)]
+        ends = [one.target.__name__ for one in callbacks if issubclass(one.kind, EarlyStopping | Timer)]
         ends += ["trainer.max_time"] * bool(experiment.trainer["max_time"])
         problems += [f"compare.equal=time: {name} ends a schedule before its time (leave it out)" for name in ends]
         several = experiment.trainer["devices"] not in ("auto", 1, "1")

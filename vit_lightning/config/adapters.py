@@ -223,7 +223,7 @@ def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[st
     given: dict[str, Any] = {}
     if name:
         taken = [key for key in ("lr", "weight_decay") if key in signature_of(target, 1).options]
-        make = partial(target, **{key: ours[key] for key in taken}, **theirs)
+        make = partial(target, **{key: ours[key] for key in taken if key in ours}, **theirs)
         given = {"name": name, "make": make, "own_arguments": (*taken, *theirs)}
     if isinstance(schedule := ours.get("schedule"), OwnSchedule):
         given |= {"own_schedule": schedule}
@@ -298,7 +298,7 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
     part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: kind(**given))
     if part is WRONG:
         return None
-    name = part.options["name"]
+    name = part.options.get("name", short)
     if name in METRICS or not name.isidentifier() or hasattr(nn.ModuleDict, name):
         text = f"{class_path} needs another name, that is not {', '.join(METRICS)}"
         reader.problems.append(f"metrics.name={name}: {text}")

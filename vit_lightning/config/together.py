@@ -180,7 +180,7 @@ def beside_replays(trainer: Part, module: Part) -> list[str]:
     devices = given.get("devices")
     found += ["devices"] if (len(devices) if isinstance(devices, list) else devices) in range(2, 10**6) else []
     texts = [f"trainer.{name}={getattr(given[name], 'name', given[name])}" for name in found]
-    kinds = [one.target for one in as_list(given.get("callbacks")) if isinstance(one, Part)]
+    kinds = [one.kind for one in as_list(given.get("callbacks")) if isinstance(one, Part)]
     texts += [f"trainer.callbacks.{kind.__name__}" for kind in kinds if issubclass(kind, _REPLAYS_WITHOUT)]
     return texts + [f"{module.name}.{name}" for name in changed_steps(module.target)]
 
@@ -211,7 +211,7 @@ def monitored(groups: Groups) -> Iterator[str]:
         return
     callbacks, checkpoint = groups.callbacks, groups.settings["checkpoint"]
     known = {} if groups.module.name else groups.logged
-    probes = [name for one in callbacks if issubclass(one.target, Probe) for name in one.target.logs]
+    probes = [name for one in callbacks if issubclass(one.kind, Probe) for name in one.target.logs]
     ours = all(one.name.startswith(("lightning.", "vit_lightning.")) for one in callbacks)
     found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []
     for one in callbacks:
@@ -234,7 +234,7 @@ def monitored(groups: Groups) -> Iterator[str]:
 
 def resumable(groups: Groups) -> Iterator[str]:
     """Yields callbacks with which no run can be resumed."""
-    yield from callback_problems(one.target for one in groups.callbacks)
+    yield from callback_problems(one.kind for one in groups.callbacks)
 
 
 RULES: tuple[Callable[[Groups], Iterator[str]], ...] = (

@@ -65,6 +65,11 @@ class Part:
     form: Form = "object"
     named: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def kind(self) -> type:
+        """The class; of what a function makes nothing is known."""
+        return self.target if isinstance(self.target, type) else object
+
     def make(self, **more: Any) -> Any:
         """Returns a new object, factory or the class, with further arguments in place of those of the config."""
         if self.form == "class":

@@ -139,9 +139,9 @@ class Checkpoints(Checkpoint):
     def save_if_possible(self, trainer: Trainer) -> bool:
         """Writes ``last.ckpt`` after a batch if training can resume from here; returns whether it could."""
         possible = _can_resume_here(trainer)
-        if possible and not self._has_last(trainer):
+        if possible:
             self._before_validation = detours.validates_now(trainer)
-            self._save_last(trainer)
+            self.save_last(trainer)
             self._before_validation = False
         return possible
 
@@ -167,8 +167,8 @@ class Checkpoints(Checkpoint):
         if self._validated_step == trainer.global_step:  # else the score is that of older weights
             self._save_best(trainer)
         is_due = (trainer.current_epoch + 1) % self.settings.every_n_epochs == 0
-        if is_due and not self._has_last(trainer):
-            self._save_last(trainer)
+        if is_due:
+            self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._finished = True
@@ -180,7 +180,7 @@ class Checkpoints(Checkpoint):
         return "" if self.best_score is None else str(self.best)
 
     def _end(self, trainer: Trainer) -> None:
-        self._save_last(trainer)
+        self._begin_last(trainer)
         self.finish(trainer)
         self._check_best(trainer)
         if self._lost_step:
@@ -200,12 +200,17 @@ class Checkpoints(Checkpoint):
             if is_first():
                 self.best.unlink(missing_ok=True)
 
-    def _save_last(self, trainer: Trainer) -> None:
+    def save_last(self, trainer: Trainer) -> None:
+        """Writes ``last.ckpt``, unless it is that of this step."""
+        if not self.has_last(trainer):
+            self._begin_last(trainer)
+
+    def _begin_last(self, trainer: Trainer) -> None:
         self.finish(trainer)
         self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
         self._begin(trainer, self.last)
 
-    def _has_last(self, trainer: Trainer) -> bool:
+    def has_last(self, trainer: Trainer) -> bool:
         """Whether ``last.ckpt`` is that of this step."""
         if self._writing == self.last:
             self.finish(trainer)

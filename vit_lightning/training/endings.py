@@ -60,11 +60,14 @@ class StopOnSignal(Checkpoint):
             self._exit(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and self._agreed(trainer):
-            self._exit(trainer)  # last.ckpt is that of before the validation
+        is_in_training = trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+        # it is written before a validation, unless the time has asked for that
+        if is_in_training and self._agreed(trainer) and self.checkpoints.has_last(trainer):
+            self._exit(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._agreed(trainer, now=True):
+            self.checkpoints.save_last(trainer)
             self._exit(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
