@@ -93,6 +93,7 @@ class RunLogger(WandbLogger):
         say: Callable[[str], object] = print,
         paused: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
+        self._id, self._project, self._save_dir = run_id, "", folder  # which Lightning reads also without wandb
         with contextlib.suppress(ModuleNotFoundError):  # where it is disabled, wandb need not be there
             super().__init__(save_dir=folder, version=run_id, project=project_of(config.project))
         self.folder, self.run_id, self.config, self.run_config = folder, run_id, config, run_config
