@@ -26,8 +26,6 @@ from vit_lightning.ablation import timing
 from vit_lightning.ablation.ablate import AblateConfig, SomeFailed, ablate
 from vit_lightning.ablation.ledger import Planned, read_study
 from vit_lightning.ablation.plan import read_plan
-from vit_lightning.ablation.slurm import Job
-from vit_lightning.ablation.workers import WorkOptions
 from vit_lightning.errors import UserError
 from vit_lightning.report.report import make_report
 from vit_lightning.report.study import Study
@@ -377,22 +375,14 @@ def test_an_arm_that_cannot_be_timed_is_named_before_any_run(in_arms):
     ]
 
 
-def slurm_job(out: str) -> None:
-    """What a job of an array does, without SLURM."""
-    Job(Path("plan.yaml").absolute(), Path(out).absolute(), WorkOptions(workers=1))(0)
-
-
-@pytest.mark.parametrize("launcher", ["local", pytest.param("slurm", marks=pytest.mark.full)])
-def test_kills_while_steps_are_timed_and_after_it_leave_one_timing_for_all(in_arms, launcher):
+def test_kills_while_steps_are_timed_and_after_it_leave_one_timing_for_all(in_arms):
     long = [{"class_path": "ablation_arms.Sleeps", "init_args": {"seconds": 0.06}}]
     write_plan(in_arms, {"short": {}, "long": {"trainer.callbacks": long}}, equal="time")
     pretend("plan.yaml", "out", "long-seed0", "short-seed0")
     timed = Path("out/ledger/timing.json")
 
     def start() -> BaseProcess:
-        if launcher == "local":
-            return harness.start(in_arms, *command("out", workers=1))
-        return harness.start(in_arms, "out", call=slurm_job)
+        return harness.start(in_arms, *command("out", workers=1))
 
     def owners() -> list[int]:
         return [json.loads(path.read_text())["pid"] for path in sorted(Path("out/ledger/timing").glob("*.claim"))]

@@ -8,15 +8,14 @@ import time
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from vit_lightning.ablation.ledger import Ledger, find_ledger, open_ledger
 from vit_lightning.ablation.plan import Plan, read_plan
-from vit_lightning.ablation.slurm import submit
 from vit_lightning.ablation.wandb_sweep import write_sweep
-from vit_lightning.ablation.workers import WorkOptions, devices_of, run_all, workers_of
+from vit_lightning.ablation.workers import devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.files import word
 from vit_lightning.errors import UserError, foreign
@@ -44,11 +43,8 @@ class AblateConfig:
         threads: threads of each run; 1 by default. Fixed when the ablation begins.
         retry: try failed runs again, but for those that diverged or that another seed has replaced in a comparison.
         patience: minutes without any write after which a run counts as hanging.
-        launcher: where it runs: local, or slurm, as jobs that work on the same ledger (extra ``slurm``).
         register: file in which studies of a question or an arm are entered, so that one that asks again is named;
             studies.jsonl beside the folder by default.
-        slurm: settings of each SLURM job, as submitit names them, such as {timeout_min: 600, slurm_partition: gpu,
-            gpus_per_node: 1, cpus_per_task: 4}; workers is then the number of jobs.
     """
 
     plan: Path
@@ -60,9 +56,7 @@ class AblateConfig:
     threads: int | None = None
     retry: bool = False
     patience: float = 30.0
-    launcher: Literal["local", "slurm"] = "local"
     register: Path | None = None
-    slurm: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         workers = None if self.workers == "auto" else self.workers
@@ -109,10 +103,7 @@ def ablate(config: AblateConfig) -> None:
         print(f"  {at_the_end(ledger.study(), ledger.schedule.comparisons)}", flush=True)
     if config.dry_run:
         return
-    if config.launcher == "slurm":
-        submit(Path(plan.file), ledger, WorkOptions(config.workers, config.patience), config.slurm or {})
-    else:
-        run_all(plan, ledger, WorkOptions(workers, config.patience))
+    run_all(plan, ledger, workers, patience=config.patience)
     _finish(ledger.folder)
 
 

@@ -7,7 +7,6 @@ import itertools
 import os
 import sys
 import time
-from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
@@ -67,38 +66,24 @@ def fitting_in_memory(plan: Plan) -> int:
     return int(free / (CONTEXT + 1.25 * max(taken))) if all(taken) else 0
 
 
-@dataclass(frozen=True)
-class WorkOptions:
-    """Options of the worker loop.
-
-    Args:
-        workers: runs at a time, or auto.
-        patience: minutes without any write after which a run counts as hanging.
-    """
-
-    workers: int | str = "auto"
-    patience: float = 30.0
-
-
-def run_all(plan: Plan, ledger: Ledger, options: WorkOptions, *, launched: bool = False) -> None:
+def run_all(plan: Plan, ledger: Ledger, workers: int, *, patience: float) -> None:
     """Runs what an ablation lacks, beside other processes, until its comparisons are decided.
 
     Args:
         plan: of the ablation.
         ledger: of the ablation.
-        options: number of runs at a time, patience.
-        launched: whether a launcher handles the signals that ask this process to end.
+        workers: runs at a time.
+        patience: minutes without any write after which a run counts as hanging.
     """
     if not ledger.pending():
         return
     devices = devices_of(plan)
-    workers = workers_of(options.workers, plan, ledger.facts["threads"])
     read_images(plan.experiments)
     warm_up(plan)
-    attempts = Attempts(ledger, plan, devices, patience=options.patience * 60)
+    attempts = Attempts(ledger, plan, devices, patience=patience * 60)
     received: list[int] = []
     try:
-        with contextlib.nullcontext() if launched else noted(received.append):
+        with noted(received.append):
             attempts.time_arms(received)
             _work_off(ledger, attempts, workers, received)
     except BrokenPipeError:  # what reads this has ended
