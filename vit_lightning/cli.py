@@ -172,7 +172,10 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
         return
     from vit_lightning.commands.arguments import read_call
 
-    call = read_call(name, called, _plain(arguments) if name == "fit" else arguments)
+    if name == "fit" and "WANDB_SWEEP_ID" in os.environ:  # wandb takes project and entity from an agent alone
+        given = {key: os.environ.get(f"WANDB_{key.upper()}") for key in ("project", "entity")}
+        arguments += [f"--wandb.{key}={value}" for key, value in given.items() if value]
+    call = read_call(name, called, arguments)
     if call.experiment is not None:
         from vit_lightning.storage.folder import is_first
 
@@ -192,16 +195,6 @@ def _say_that_it_loads(name: str, arguments: Sequence[str]) -> None:
     if name in ("fit", "ablate") and is_first and not prints and "lightning.pytorch" not in sys.modules:
         with contextlib.suppress(OSError):  # nobody reads it, or a full disk, which must not end a training
             print("loading torch and Lightning ...", flush=True)
-
-
-def _plain(arguments: list[str]) -> list[str]:
-    """Translates what W&B's agent gives a run to options of a config."""
-    if "WANDB_SWEEP_ID" not in os.environ and not any(argument.startswith("--arm=") for argument in arguments):
-        return arguments
-    from vit_lightning.ablation.wandb_sweep import plain_flags
-    from vit_lightning.config.files import read_flags
-
-    return [f"--{key}={value}" for key, value in plain_flags(read_flags(arguments))]
 
 
 def _print_problems(name: str, problems: Sequence[str]) -> None:

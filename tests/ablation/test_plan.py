@@ -16,10 +16,8 @@ from vit_lightning.ablation import workers
 from vit_lightning.ablation.ablate import AblateConfig, ablate, forecast
 from vit_lightning.ablation.ledger import open_ledger
 from vit_lightning.ablation.plan import PlanReader, Tune, read_plan, slug
-from vit_lightning.ablation.wandb_sweep import plain_flags, write_sweep
 from vit_lightning.cli import main
 from vit_lightning.commands.arguments import read_call
-from vit_lightning.config.files import read_flags
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.report.study import Compare
@@ -399,42 +397,6 @@ def test_the_goal_of_a_metric_that_its_name_does_not_tell_must_be_given(in_folde
     assert "compare.goal=minimize: that of test/acc is maximize (leave it out)" in problems(plan)
 
 
-def test_a_run_of_w_and_b_s_agent_is_the_same_run(in_folder, wandb_sweeps):
-    """Options, group, arm and seed too, as the agent's own code puts them in the place of ``${args}``."""
-    callbacks = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss", "stopping_threshold": None}}]
-    fixed = {"wandb.notes": "a: b: c", "trainer.callbacks": callbacks}
-    chosen = dict(zip(("cls", "no token"), Tune(**TUNE).combinations[1::2], strict=True))
-    for number, (options, tuned) in enumerate(
-        [
-            (NAMED, {}),
-            (GRID, {}),
-            (changed(NAMED, fixed=fixed, tune=TUNE, seeds={"first": 3, "split": "varies"}), chosen),
-        ]
-    ):
-        plan, path = read_plan(write(options)), Path(f"sweep{number}.yaml")
-        assert f"wandb sweep {path}, then wandb agent" in write_sweep(plan, path, tuned)
-        sweep = wandb_sweeps.load_sweep_config(str(path))
-        # what W&B's schema wants, as far as our files use it: no keys of others, and parameters with value or values
-        known = {"program", "command", "method", "metric", "parameters", "name", "description", "project", "entity"}
-        assert set(sweep) <= known
-        assert all(set(said) in ({"value"}, {"values"}) for said in sweep["parameters"].values())
-        arm = [*plan.arms][1]
-        drawn = {
-            key: said["value"] if "value" in said else said["values"][1] for key, said in sweep["parameters"].items()
-        }
-        args = wandb_sweeps.create_sweep_command_args({"args": {key: {"value": drawn[key]} for key in drawn}})["args"]
-        words = [f"--{key}={value}" for key, value in plain_flags(read_flags([*sweep["command"][2:-1], *args]))]
-        seed = plan.seeds[1]
-        experiment = resolve(words)
-        assert experiment.config == plan.experiment(arm, seed, tuned.get(arm, {})).config
-        wandb = experiment.settings.wandb
-        assert (wandb.group, wandb.job_type, wandb.tags) == ("plan", arm, ["plan", arm, f"seed{seed}"])
-    with pytest.raises(UserError, match=r"W&B's agents cannot tune no token: run lightning ablate plan\.yaml until"):
-        write_sweep(plan, Path("other.yaml"), {"cls": chosen["cls"], "no token": {"optimizer.lr": 0.5}})
-    with pytest.raises(UserError, match=r"sweep2\.yaml is there already"):
-        write_sweep(plan, path, chosen)
-
-
 def test_the_sweep_of_the_guide(wandb_sweeps, tmp_path):
     """Its runs are the command with other rates; W&B's own reader takes the file."""
     page = (REPOSITORY / "notebooks" / "wandb.md").read_text(encoding="utf-8")
@@ -444,12 +406,6 @@ def test_the_sweep_of_the_guide(wandb_sweeps, tmp_path):
     experiment = resolve([*sweep["command"][2:-1], *args])
     assert (experiment.settings.optimizer.lr, experiment.resume) == (0.002, "auto")
     assert sweep["metric"]["name"] == experiment.settings.checkpoint.monitor
-
-
-@pytest.mark.parametrize("seed", ["", "3"])
-def test_an_arm_that_is_of_no_sweep(seed):
-    with pytest.raises(UserError, match=r"arm=\{'arm': 'x'\} must be a value of arm in a sweep file"):
-        plain_flags([("arm", "{'arm': 'x'}"), ("seed_everything", seed)])
 
 
 @pytest.mark.parametrize("path", SHIPPED)

@@ -12,9 +12,8 @@ from typing import Literal
 
 import torch
 
-from vit_lightning.ablation.ledger import Ledger, find_ledger, open_ledger
+from vit_lightning.ablation.ledger import Ledger, open_ledger
 from vit_lightning.ablation.plan import Plan, read_plan
-from vit_lightning.ablation.wandb_sweep import write_sweep
 from vit_lightning.ablation.workers import devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.files import word
@@ -37,7 +36,6 @@ class AblateConfig:
         plan: the plan.
         out: folder of the ablation; runs/ablations/NAME by default. The same command resumes it.
         dry_run: show the plan and exit.
-        wandb_sweep: write this file, a sweep of W&B with the runs of the plan, and exit.
         workers: runs at a time; auto is one for each CPU core and its threads, of a GPU at most 8 and as
             many as its memory holds.
         threads: threads of each run; 1 by default. Fixed when the ablation begins.
@@ -51,7 +49,6 @@ class AblateConfig:
     _: KW_ONLY
     out: Path | None = None
     dry_run: bool = False
-    wandb_sweep: Path | None = None
     workers: int | Literal["auto"] = "auto"
     threads: int | None = None
     retry: bool = False
@@ -83,10 +80,6 @@ def ablate(config: AblateConfig) -> None:
     quiet()
     plan = read_plan(config.plan)
     folder = config.out or Path("runs/ablations") / plan.name
-    if config.wandb_sweep is not None and not config.dry_run:
-        begun = find_ledger(folder)
-        print(write_sweep(plan, config.wandb_sweep, begun.chosen() if begun else {}))
-        return
     with foreign(folder):
         create, register = not config.dry_run, config.register
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)

@@ -24,7 +24,7 @@ ARGUMENTS = ("init_args", "dict_kwargs")
 SWITCHES = ("print_config", "trust", "reset_head", "dry-run", "retry")
 """Flags that need no value: a word behind one is its value only if it is true or false."""
 
-VALUED = ("config", "ckpt", "out", "resume", "experiment", "init_from", "allow-config-change", "wandb-sweep")
+VALUED = ("config", "ckpt", "out", "resume", "experiment", "init_from", "allow-config-change")
 """Flags whose value is a text, so that true would pass for one."""
 
 
