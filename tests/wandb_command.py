@@ -96,15 +96,3 @@ def end_run(name: str, fault: BaseException) -> None:
     run.start()
     assert os.environ["WANDB_DATA_DIR"] == staged
     run.finish(1, fault)
-
-
-def log_report_twice() -> None:
-    """Logs the report of a made-up ablation to a run of W&B, and once more."""
-    from fake_study import make_study
-
-    from vit_lightning.report.report import make_report
-    from vit_lightning.report.wandb_report import log_report
-
-    study = make_study(Path("pooling"), images=60)
-    print(log_report(make_report(study)))
-    print(log_report(make_report(study)) or "nothing new")

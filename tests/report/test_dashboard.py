@@ -1,18 +1,16 @@
-"""Runs and ablations in W&B: workspaces, a run with tables and figures; without a network or with a stub."""
+"""Workspaces of runs and ablations in W&B, without a network or with a stub."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from fake_study import make_study
-from processes import Running
-from wandb_command import KEY, log_report_twice, start
-from wandb_stub import StubServer, read_wandb_file
+from wandb_command import KEY, start
+from wandb_stub import StubServer
 
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as module
@@ -24,28 +22,6 @@ from vit_lightning.storage.metrics import write_results
 pytest.importorskip("wandb_workspaces")
 
 
-def test_tables_and_figures_go_to_a_run_of_the_group(tmp_path):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
-    environment = {**kept, "HOME": str(tmp_path), "WANDB_MODE": "offline"}
-    result = Running(log_report_twice, folder=tmp_path, environment=environment).finish()
-    assert result.returncode == 0, result.stderr
-    hint = "view: wandb leet pooling/wandb; send: lightning sync pooling (or wandb sync)"
-    assert result.stdout == f"W&B         offline; {hint}\nnothing new\n"
-    [file] = (tmp_path / "pooling" / "wandb").glob("offline-run-*/run-*.wandb")
-    sent = read_wandb_file(file)
-    assert (sent["run"]["group"], sent["run"]["job_type"]) == ("pooling", "report")
-    assert sent["run"]["id"] == json.loads((tmp_path / "pooling" / "wandb.json").read_text())["run_id"]
-    assert sent["summary"]["question"].startswith("What should go to the head")
-    assert sent["summary"]["headline"].endswith("undecided against 'cls'")
-    assert sent["alerts"] == [("INFO", "pooling is finished", sent["summary"]["headline"])], "once, though logged twice"
-    why = "Nothing is left to run: after 6 pairs an answer by 8 seeds has a chance below 20 %; compare.max_seeds "
-    assert sent["summary"]["recommendation"].startswith(f"Keep 'cls': no arm is shown to be better. {why}")
-    assert ", 6 pairs). Next: stop" in sent["summary"]["verdicts"]
-    assert sent["summary"]["mean/n"] == 6  # where an answer became unlikely
-    names = {path.name.partition("_")[0] for path in file.parent.glob("files/media/*/report/*")}
-    assert names == {"verdicts", "differences", "arms", "costs", "seeds", "curves"}
-
-
 def spec_of(view: Any) -> Any:
     return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -54,7 +30,7 @@ def test_the_workspace_of_an_ablation_has_its_runs_by_arm_and_the_answer(tmp_pat
     workspace = spec_of(make_workspace(make_report(make_study(tmp_path / "pooling", images=60)), "p", "e"))
     [runs] = workspace["spec"]["section"]["runSets"]
     chosen = [(one["key"]["name"], one["op"], one["value"]) for one in runs["filters"]["filters"]]
-    assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "report"), ("jobType", "!=", "tuning")]
+    assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "tuning")]
     assert runs["grouping"] == [{"section": "run", "name": "jobType"}]
     sections = workspace["spec"]["section"]["panelBankConfig"]["sections"]
     assert [section["name"] for section in sections] == ["Result", "Learning curves", "Images", "Costs"]
@@ -74,8 +50,7 @@ def test_what_keeps_a_workspace_from_being_made_is_an_error_of_a_line(tmp_path, 
     def refuse(view: Any) -> None:
         raise RuntimeError("permission denied\nat line 7")
 
-    monkeypatch.setattr(module, "has_key", lambda: True)
-    monkeypatch.setattr(module, "wandb_settings", lambda report: {"entity": "team", "project": "digits"})
+    monkeypatch.setattr(module, "_entity", lambda settings: "team")
     monkeypatch.setattr("wandb_workspaces.workspaces.Workspace.save_as_new_view", refuse)
     with pytest.raises(UserError, match=r"W&B did not save the workspace: permission denied$"):
         dashboard(report)

@@ -171,7 +171,7 @@ def _finish(folder: Path) -> None:
     while (lock := try_hold(folder)) is None and time.monotonic() < until:
         time.sleep(0.2)
     try:
-        report = publish(folder, in_wandb=True)
+        report = publish(folder)
     finally:
         if lock is not None:
             release(folder, lock)

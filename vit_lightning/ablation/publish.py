@@ -12,7 +12,6 @@ from vit_lightning.errors import UserError, foreign
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.page import write_report
 from vit_lightning.report.report import Report, make_report
-from vit_lightning.report.wandb_report import log_report
 from vit_lightning.storage.folder import hold
 
 
@@ -20,14 +19,14 @@ def report(folder: Path) -> None:
     """Writes the report of an ablation from its runs, and prints the verdicts."""
     read_study(folder)  # before a folder that is no ablation is locked
     with hold(folder, "report"):
-        publish(folder, in_wandb=False)
+        publish(folder)
 
 
-def publish(folder: Path, *, in_wandb: bool) -> Report:
-    """Writes the report of an ablation, and with ``in_wandb`` to W&B, and prints the verdicts."""
+def publish(folder: Path) -> Report:
+    """Writes the report of an ablation, and prints the verdicts."""
     made = _read_report(folder)
     with foreign(folder):
-        lines = [*made.lines, str(write_report(made)[0]), log_report(made) if in_wandb else ""]
+        lines = [*made.lines, str(write_report(made)[0])]
     print("\n".join(filter(None, lines)), flush=True)
     return made
 

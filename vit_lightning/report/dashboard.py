@@ -12,7 +12,6 @@ from vit_lightning.report.report import Report
 from vit_lightning.report.run_views import curve, curve_sections, read_sets, set_workspace, workspace
 from vit_lightning.report.study import TUNING, Study
 from vit_lightning.report.tables import markdown
-from vit_lightning.report.wandb_report import REPORT, wandb_settings
 from vit_lightning.report.wording import rule
 from vit_lightning.storage.wandb_logger import project_of
 from vit_lightning.storage.wandb_sources import has_key
@@ -20,7 +19,8 @@ from vit_lightning.storage.wandb_sources import has_key
 
 def dashboard(report: Report) -> None:
     """Makes the workspace of an ablation in W&B."""
-    settings = wandb_settings(report)
+    configs = report.analysis.configs.values()
+    settings = next((config.get("wandb") for config in configs), None) or {}
     entity = _entity(settings)
     _save(make_workspace(report, project_of(settings.get("project")), entity))
 
@@ -88,8 +88,7 @@ def _more_curves(study: Study) -> dict[str, list[Any]]:
 
 def _own_runs(study: Study) -> str:
     """Returns a filter for the runs of the arms."""
-    others = [f"Metric('JobType') != {kind!r}" for kind in (REPORT, TUNING)]
-    return " and ".join([f"Metric('Group') == {study.name!r}", *others])
+    return f"Metric('Group') == {study.name!r} and Metric('JobType') != {TUNING!r}"
 
 
 def _costs(study: Study) -> list[Any]:
@@ -103,7 +102,7 @@ def _costs(study: Study) -> list[Any]:
 
 
 def _answer(report: Report) -> str:
-    """Returns the first screen of the page as Markdown; the table of the verdicts comes with the others."""
+    """Returns the first screen of the page as Markdown."""
     question = f"{markdown(report.study.question)}\n\n" if report.study.question else ""
     lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.caveats, *report.warnings])
     facts = "\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items())
