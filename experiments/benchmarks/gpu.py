@@ -313,6 +313,7 @@ def calls(items: Sequence[Item], minutes: float, data: Path | None, out: Path | 
         if packages:
             fetch = ["pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.12", "-d", "wheels"]
             lines.append(f"bring wheels for its Python: {shlex.join([*fetch, *packages])}")
+            lines.append("there: pip install --no-deps --no-index wheels/*.whl")
         if reads and data is None:
             lines.append("bring CIFAR-10 as Parquet files (--data FOLDER says how many bytes)")
         elif reads and data is not None:
@@ -328,7 +329,8 @@ def calls(items: Sequence[Item], minutes: float, data: Path | None, out: Path | 
             ]
         command = ["python", "experiments/benchmarks/gpu.py", f"--minutes={minutes:g}"]
         command += [f"--data={data or 'FOLDER'}", f"--out={out or 'OUT'}"] if reads else []
-        yield "\n  ".join([*lines, shlex.join([*command, "--only", *(item.name for item in chosen)])])
+        command += ["--only", *(item.name for item in chosen)]
+        yield "\n  ".join([*lines, f"PYTHONPATH=. {shlex.join(command)}"])  # where this package is not installed
 
 
 def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) -> int:
