@@ -132,11 +132,11 @@ LOGGED = {
         "speed/step_seconds": Logged("seconds of a step since the last row, with loading", "Speed"),
         "speed/mfu": Logged("model FLOPs utilization (0 to 1): 3 forward passes over the dense peak", "Speed"),
     },
-    "Every epoch, over its training images on all ranks, each by the weights of its step": {
+    "Every epoch, over its training images on all ranks, each with the weights of its step": {
         "train/loss": Logged("loss (nats) that is minimized, with mixing and smoothing", "Quality"),
         "train/acc": Logged("accuracy (0 to 1); a mixed image counts with its larger part"),
     },
-    "Every validation, over its images, each once over all ranks, by the averaged weights if there is an `ema`": {
+    "Every validation, over its images, each once over all ranks; with the averaged weights if there is an `ema`": {
         "val/loss": Logged("cross entropy (nats), or MAE's squared error", "Quality"),
         "val/acc": Logged("accuracy (0 to 1)", "Quality"),
         "val/acc5": Logged("top-5 accuracy, from 6 classes on"),
@@ -145,7 +145,7 @@ LOGGED = {
         "val/linear_acc": Logged("accuracy of a linear classifier, by `LinearProbe`"),
         "val/linear_lr": Logged("its learning rate, the best on these images"),
     },
-    "Once, by the best checkpoint, over the test images; `test/NAME/acc` over those of `data.also_test`": {
+    "Once, with the best checkpoint, over the test images; `test/NAME/acc` over those of `data.also_test`": {
         "test/loss": Logged("cross entropy (nats)"),
         "test/acc": Logged("accuracy (0 to 1)"),
         "test/acc5": Logged("top-5 accuracy, from 6 classes on"),

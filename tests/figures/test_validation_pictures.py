@@ -113,7 +113,8 @@ def test_a_vit_has_pictures_of_its_inside_and_training_is_the_same(tmp_path):
     facts = json.loads((tmp_path / "a/validation/epoch-0002.json").read_text())
     data = Inverted(batch_size=50)
     data.setup("fit")
-    images = data.dataset("val").__getitems__(Request(facts["sample"]["index"][:8], None)).images
+    chosen = facts["sample"]["index"]
+    images = data.dataset("val").__getitems__(Request(chosen[:: -(-len(chosen) // 8)], None)).images
     maps, ranks = glance(trained.network, data.transform.normalise(images))
     assert facts["effective_rank"] == pytest.approx(ranks.tolist(), abs=2e-3)
     drawn = Image.open(tmp_path / "a/validation/attention-0002.png")
@@ -122,7 +123,10 @@ def test_a_vit_has_pictures_of_its_inside_and_training_is_the_same(tmp_path):
     pixels = [drawn.getpixel((2 * side + 16 * column + 5, 32 + 16 * row + 5)) for row, column in np.ndindex(4, 4)]
     colours = matplotlib.colormaps["viridis"]((255 * first).round().int().numpy(), bytes=True)[:, :3]
     assert np.abs(np.array(pixels) - colours).max() <= 2
-    assert Image.open(tmp_path / "a/validation/positions-0002.png").size == (440, 440)
+    positions = Image.open(tmp_path / "a/validation/positions-0002.png")
+    assert positions.size == (440, 22 + 440)
+    assert positions.crop((0, 0, 440, 22)).getextrema() != ((255, 255),) * 3
+    assert positions.getpixel((5, 22 + 5)) == (103, 0, 31)
     train(tmp_path / "c", 1, 1, vit(), precision="bf16-mixed")
     assert Image.open(tmp_path / "c/validation/attention-0001.png").mode == "RGB"
     without, _ = train(tmp_path / "b", 0, 2, vit())

@@ -176,12 +176,15 @@ def test_a_run_that_is_killed_inside_an_epoch_comes_out_the_same_to_the_bit(in_f
     assert Image.open("whole/validation/reconstructions-0002.png").size == (8 * 122, 3 * 152 + 26)
 
 
-def test_masks_are_others_in_each_epoch_and_the_same_in_each_validation(in_folder):
+def test_masks_are_others_in_each_epoch_and_the_same_in_each_validation(in_folder, monkeypatch):
+    monkeypatch.setattr("vit_lightning.figures.validation_pictures.SAMPLE", 20)
     fit(resolve([*RUN[1:], "--optimizer.lr=0", "--out=run"]))
     assert len(set(losses("run", "train/loss"))) == 2
     validated = losses("run", "val/loss")
     assert len(validated) == 2
     assert validated[0] == validated[1]
+    reconstructions = Image.open("run/validation/reconstructions-0002.png")
+    assert reconstructions.getpixel((7 * 122 + 61, 26 + 2 * 152 + 40)) != (255, 255, 255)  # eight whole columns
 
 
 def test_a_classifier_starts_from_its_encoder_with_a_head_of_its_own(in_folder, capsys):

@@ -171,7 +171,7 @@ class ValidationPictures(Callback):
         is_whole = has_whole_weights(trainer)
         if images is not None and len(images) and network is not None and find_blocks(network) and is_whole:
             with contextlib.suppress(UserError, torch.OutOfMemoryError):  # no attention that is known, or no room
-                facts["effective_rank"] = self._draw_inside(trainer, network, images[:INSIDE], folder, epoch)
+                facts["effective_rank"] = self._draw_inside(trainer, network, images, folder, epoch)
         path = folder / f"epoch-{epoch:04d}.json"
         write_whole(path, json.dumps(facts) + "\n")
         self.wandb.log_validation(path)
@@ -184,7 +184,7 @@ class ValidationPictures(Callback):
         rows, images = self._choose(table)
         if images is None or not len(images):
             return
-        shown = np.arange(0, len(images), -(-len(images) // INSIDE))
+        shown = np.linspace(0, len(images) - 1, min(INSIDE, len(images))).astype(int)  # a row of the sheet
         device = trainer.strategy.root_device
         with trainer.precision_plugin.val_step_context(), torch.no_grad():
             given = self.data.transform.normalise(torch.from_numpy(images[shown]).to(device))
@@ -201,6 +201,7 @@ class ValidationPictures(Callback):
         self, trainer: Trainer, network: nn.Module, images: Array, folder: Path, epoch: int
     ) -> list[float | str]:
         """Draws attention and positions of a ViT; returns the effective ranks of its tokens."""
+        images = images[:: -(-len(images) // INSIDE)]  # of many classes
         pixels = torch.from_numpy(images).to(trainer.strategy.root_device)
         with trainer.precision_plugin.val_step_context():
             given = self.data.transform.normalise(pixels).to(next(network.parameters()).dtype)

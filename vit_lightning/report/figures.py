@@ -161,7 +161,7 @@ def _curves(analysis: Analysis, name: str) -> Figure:
     found = {run: series[name] for run, series in analysis.curves.items() if name in series}
     bands = {arm.name: _band([found.get((arm.name, seed)) for seed in arm.values]) for arm in arms}
     most = max((len(steps) for steps, _, _ in bands.values()), default=0)
-    figure, axes = _canvas(2.9, panels=2 if most > 1 else 1)
+    figure, axes = _canvas(2.9, panels=2 if most > 2 else 1)
     last = max((steps[-1] for steps, _, _ in bands.values() if len(steps)), default=0)
     ends: list[Curve] = []
     for arm in arms:
