@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 
 from vit_lightning import ISTA, MSSA, CrateBlock, UserError, ViT
 from vit_lightning.cli import main
-from vit_lightning.commands.summary import measure, table
+from vit_lightning.commands.summary import kept_bytes, layers_of
 from vit_lightning.models.layers import LayerNorm
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.presets import PRESETS
@@ -46,51 +46,45 @@ def block(n, e, h):
 
 
 def test_a_summary_counts_what_the_paper_and_the_backward_pass_say():
-    vit = ViT(image_size=32, patch_size=8, emb_size=64, depth=3, num_heads=2, num_classes=10)
-    layer = measure(vit, (3, 32, 32))
-    encoder = layer.inside[1]
-    n, e = 17, 64
+    vits = [ViT(image_size=32, patch_size=8, emb_size=64, depth=depth, num_heads=2, num_classes=10) for depth in (2, 3)]
+    layers, (n, e) = layers_of(vits[1], (3, 32, 32)), (17, 64)
     products = 4 * n * e * e + 2 * n * n * e + 8 * n * e * e  # qkv and projection, attention, feed-forward part
-    assert [inside.multiply_adds for inside in encoder.inside] == 3 * [products]
-    assert layer.multiply_adds == 3 * products + 16 * 192 * e + 10 * e
-    assert [inside.kept for inside in encoder.inside] == 3 * [block(n, e, 2)]
-    assert layer.parameters == sum(weight.numel() for weight in vit.parameters())
-    text = table(vit, (3, 32, 32), batch_size=8)
-    assert "0 to 2, each" in text
-    assert f"{encoder.inside[0].parameters:,}" in text
-    assert "for a batch of 8" in text
-    assert vit.training
-    assert not any(module._forward_hooks for module in vit.modules())
+    assert layers.total_flops == 2 * (3 * products + 16 * 192 * e + 10 * e)
+    assert layers.total_parameters == sum(weight.numel() for weight in vits[1].parameters())
+    fewer, kept = (kept_bytes(vit, (3, 32, 32)) for vit in vits)
+    assert kept - fewer == block(n, e, 2)
+    assert vits[1].training
+    assert not any(module._forward_hooks for module in vits[1].modules())
 
 
 def test_a_summary_follows_freezing_and_recomputing():
     vit = ViT(image_size=32, patch_size=8, emb_size=64, depth=3, num_heads=2, num_classes=10)
-    kept = measure(vit, (3, 32, 32)).kept
+    kept = kept_bytes(vit, (3, 32, 32))
     with torch.no_grad():  # as in a notebook that only looks
-        assert measure(vit, (3, 32, 32)).kept == kept > 0
+        assert kept_bytes(vit, (3, 32, 32)) == kept > 0
     vit.encoder.activation_checkpointing = True
     tokens = 4 * 17 * 64
-    assert measure(vit, (3, 32, 32)).kept <= kept - 3 * block(17, 64, 2) + 4 * tokens
+    assert kept_bytes(vit, (3, 32, 32)) <= kept - 3 * block(17, 64, 2) + 4 * tokens
     vit.encoder.activation_checkpointing = False
     for name, weight in vit.named_parameters():
         weight.requires_grad = name.startswith("head")
-    assert measure(vit, (3, 32, 32)).kept == tokens  # of which the classifier takes one
-    assert "650 of them trained" in table(vit, (3, 32, 32), batch_size=1)
+    assert kept_bytes(vit, (3, 32, 32)) == tokens  # of which the classifier takes one
+    assert layers_of(vit, (3, 32, 32)).trainable_parameters == 650
 
 
-def test_a_summary_of_another_network(capsys):
+def test_a_summary_of_another_network():
     with torch.device("meta"):
         network = resnet18()
-    layer = measure(network, (3, 224, 224))
-    assert layer.multiply_adds == pytest.approx(1.814e9, rel=1e-3)  # torchvision's table
-    assert {name.name: name.shape for name in layer.inside}["layer4"] == (512, 7, 7)
+    layers = layers_of(network, (3, 224, 224))
+    assert layers.total_flops == pytest.approx(2 * 1.814e9, rel=1e-3)  # torchvision's table
+    assert dict(zip(layers.layer_names, layers.out_sizes, strict=True))["model.layer4"] == [1, 512, 7, 7]
 
     class Looks(nn.Linear):
         def forward(self, images):
             return super().forward(images.flatten(1)) if images.sum().item() else images
 
     with pytest.raises(UserError, match="Looks cannot be measured without images"):
-        table(Looks(12, 3), (3, 2, 2), 1)
+        layers_of(Looks(12, 3), (3, 2, 2))
 
 
 def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
@@ -98,8 +92,8 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     flags = ["--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", "--model.patch_size=4"]
     assert main(["summary", *flags, "--model.depth=2"]) == 0
     said = capsys.readouterr().out
-    assert "0 to 1, each" in said
-    assert "for an image 1x8x8" in said
+    assert re.search(r"model.blocks.1 .* \[1, 5, 192\]", said)
+    assert re.search(r"memory +at least [\d.]+ MB for a step of \d+ in ", said)
     assert main(["summary", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--batch-size int" in said
