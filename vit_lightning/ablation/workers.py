@@ -53,7 +53,7 @@ def workers_of(requested: int | str, plan: Plan, threads: int) -> int:
     process = FORK.Process(target=lambda: setattr(fitting, "value", fitting_in_memory(plan)))  # which starts CUDA
     process.start()
     process.join()
-    return len(devices) * max(1, min(RUNS_PER_GPU, cores // threads // len(devices), fitting.value))
+    return len(devices) * max(1, min(RUNS_PER_GPU, cores // threads // len(devices), int(fitting.value)))
 
 
 def fitting_in_memory(plan: Plan) -> int:
