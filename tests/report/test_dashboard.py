@@ -14,9 +14,8 @@ from wandb_stub import StubServer
 
 from vit_lightning.errors import UserError
 from vit_lightning.report import dashboard as module
-from vit_lightning.report.dashboard import dashboard, make_workspace
+from vit_lightning.report.dashboard import dashboard, make_workspace, read_sets, set_workspace
 from vit_lightning.report.report import make_report
-from vit_lightning.report.run_views import read_sets, set_workspace
 from vit_lightning.storage.metrics import write_results
 
 pytest.importorskip("wandb_workspaces")
@@ -33,7 +32,7 @@ def test_the_workspace_of_an_ablation_has_its_runs_by_arm_and_the_answer(tmp_pat
     assert chosen == [("group", "=", "pooling"), ("jobType", "!=", "tuning")]
     assert runs["grouping"] == [{"section": "run", "name": "jobType"}]
     sections = workspace["spec"]["section"]["panelBankConfig"]["sections"]
-    assert [section["name"] for section in sections] == ["Result", "Learning curves", "Images", "Costs"]
+    assert [section["name"] for section in sections] == ["Result", "Quality", "Images"]
     assert "undecided against 'cls'" in json.dumps(sections[0])
 
 

@@ -278,7 +278,7 @@ def test_the_page_needs_nothing_else_and_links_to_the_runs(study):
     assert len(page.links) == 36
     assert all((study.folder / link).is_dir() for link in page.links)
     files = sorted((study.folder / "figures").glob("*.svg"))
-    assert [file.stem for file in files] == ["curves_0", "curves_1", "differences", "seeds"]
+    assert [file.stem for file in files] == ["curves_0", "curves_1", "differences"]
     assert all(ElementTree.parse(file).getroot().tag.endswith("svg") for file in files)
 
 

@@ -20,7 +20,7 @@ from wandb_command import KEY, SECRET, assert_delivered, end_runs, finished, fit
 from wandb_stub import StubServer, read_wandb_file
 
 from vit_lightning.config.files import read_flags
-from vit_lightning.report.run_views import read_sets
+from vit_lightning.report.dashboard import read_sets
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.credentials import masked
 from vit_lightning.storage.parsing import parse_yaml

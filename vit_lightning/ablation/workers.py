@@ -9,7 +9,6 @@ import sys
 import time
 
 import torch
-from tqdm import tqdm
 
 from vit_lightning.ablation.attempts import FORK, Attempts, read_images
 from vit_lightning.ablation.ledger import Ledger, Planned
@@ -128,9 +127,7 @@ def _work_off(ledger: Ledger, attempts: Attempts, workers: int, received: list[i
                 claim = ledger.claim(run) if len(attempts.running) < workers else None
                 if claim is not None and (refused := attempts.begin(run, claim)) is not None:
                     progress.report(run, refused)
-        progress.show([attempt.run for attempt in attempts.running])
         time.sleep(0.02)
-    progress.close()
     if received:
         print("stopping; the same command resumes", file=sys.stderr, flush=True)
         attempts.stop()
@@ -138,32 +135,18 @@ def _work_off(ledger: Ledger, attempts: Attempts, workers: int, received: list[i
 
 
 class Progress:
-    """One bar for the runs up to the next analysis; without a terminal, a line for each run that has finished."""
+    """A line for each run that has finished, with what comes next."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self.started, self._shown = time.monotonic(), 0.0
-        self.before, total = self._count()
-        layout = "{percentage:3.0f}% |{bar}| {postfix}"
-        self._bar = tqdm(total=total, initial=self.before, disable=None, dynamic_ncols=True, bar_format=layout)
+        self.ledger, self.started = ledger, time.monotonic()
+        self.before, _ = self._count()
 
     def report(self, run: Planned, outcome: str) -> None:
         """Prints how a run ended."""
         results = self.ledger.results(run) or {}
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
         finished, total = self._count()
-        self._bar.write(f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}")
-        sys.stdout.flush()
-
-    def show(self, running: list[Planned]) -> None:
-        """Redraws the bar, twice a second."""
-        if self._bar.disable or time.monotonic() - self._shown < 0.5:
-            return
-        self._shown = time.monotonic()
-        self._bar.n, self._bar.total = self._count()
-        names = ", ".join(run.name for run in running)
-        ahead = self._ahead(self._bar.n, self._bar.total)
-        self._bar.set_postfix_str(f"{self._bar.n} of {self._bar.total} runs{ahead}; now {names}")
+        print(f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}", flush=True)
 
     def _count(self) -> tuple[int, int]:
         """Returns the numbers of runs that have ended and that are needed by now."""
@@ -182,6 +165,3 @@ class Progress:
             return f"; {what}"
         seconds = (time.monotonic() - self.started) / seen * (total - finished)
         return f"; {what}, about {show_time(seconds)} left{'' if tuning else ' until then'}"
-
-    def close(self) -> None:
-        self._bar.close()

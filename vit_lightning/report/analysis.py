@@ -25,7 +25,7 @@ Steps = NDArray[np.int_]
 Series = tuple[Steps, NDArray[np.float64]]
 """Steps and finite values of a metric of a run."""
 Curves = dict[tuple[str, int], dict[str, Series]]
-"""Series by metric, of each run by arm and seed; failed runs have them too."""
+"""Series by metric, of each run that is done, by arm and seed."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Analysis:
 
     @functools.cached_property
     def curves(self) -> Curves:
-        """Validation metrics and training losses of all runs."""
+        """Validation metrics and training losses of the runs."""
         return _read_curves(self.study)
 
     @functools.cached_property
@@ -183,7 +183,7 @@ def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[
 
 def _read_curves(study: Study) -> Curves:
     found: Curves = {}
-    for run in study.runs:
+    for run in study.done:
         if (study.folder / run.folder / "metrics.jsonl").is_file():
             rows = read_metrics(study.folder / run.folder)
             series = {name: _series(rows, name) for name in dict.fromkeys([study.metric, "val/acc", "train/loss"])}

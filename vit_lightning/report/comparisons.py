@@ -283,29 +283,18 @@ def _complete_pairs(study: Study, differences: Mapping[int, float], failed: set[
 
 
 def _compare(study: Study, terms: Terms, design: Design) -> list[ArmComparison]:
-    """Makes comparisons; those with as many differences are followed together, which takes far less time."""
     done = {(run.arm, run.seed): run for run in study.done}
-    sign = 1 if study.goal == "maximize" else -1
-    differences = [_differences(study, done, own) for own in terms.values()]
+    sign, made = 1 if study.goal == "maximize" else -1, []
     failed = {arm: {run.seed for run in study.runs if (run.arm, run.state) == (arm, "failed")} for arm in study.arms}
-    complete = [
-        _complete_pairs(study, found, set.union(*(failed[arm] for arm in own)))
-        for own, found in zip(terms.values(), differences, strict=True)
-    ]
-    courses: dict[int, Course] = {}
-    for count in {*complete}:
-        places = [place for place, other in enumerate(complete) if other == count]
-        table = np.array([[*itertools.islice(differences[place].values(), count)] for place in places])
-        course = follow(sign * table.astype(np.float64), design)
-        courses |= {place: course.of(row) for row, place in enumerate(places)}
-    made = []
-    for place, ((arm, other), own) in enumerate(terms.items()):
-        course, found = courses[place], differences[place]
+    for (arm, other), own in terms.items():
+        found = _differences(study, done, own)
+        complete = _complete_pairs(study, found, set.union(*(failed[arm] for arm in own)))
+        course = follow(sign * np.array([*found.values()][:complete]), design)
         last = int(course.stop)
         decided = last >= 0 and bool((course.decided | course.unlikely)[last])
         sizes = {images_of(study, done[name, seed]) for name in own for seed in found}
         rest = None if last < 0 else last, decided, sizes.pop() if len(sizes) == 1 else None
-        made.append(ArmComparison(arm, other, own, study, design, found, complete[place], course, *rest))
+        made.append(ArmComparison(arm, other, own, study, design, found, complete, course, *rest))
     return made
 
 

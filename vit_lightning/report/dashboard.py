@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vit_lightning.config.files import Config, differing_options
 from vit_lightning.errors import UserError, first_line
+from vit_lightning.metric_facts import LOGGED
+from vit_lightning.report.configs import config_of_run
 from vit_lightning.report.report import Report
-from vit_lightning.report.run_views import curve, curve_sections, read_sets, set_workspace, workspace
-from vit_lightning.report.study import TUNING, Study
+from vit_lightning.report.study import TUNING
 from vit_lightning.report.tables import markdown
-from vit_lightning.report.wording import rule
-from vit_lightning.storage.wandb_logger import project_of
+from vit_lightning.storage.folder import read_json, runs_in
+from vit_lightning.storage.metrics import read_metrics
+from vit_lightning.storage.wandb_logger import STEP, project_of
 from vit_lightning.storage.wandb_sources import has_key
+
+SECTIONS = {
+    title: [name for numbers in LOGGED.values() for name, logged in numbers.items() if logged.section == title]
+    for title in ("Quality", "Optimization", "Speed")
+}
+"""Metrics of the curves of each section; those that no run has are left out."""
+PICTURES = ("images/validation", "images/confusion", "curves", "confusion", "test_images", "worst_errors")
+MOST_KEYS = 6
+"""Options by which runs are grouped at most: each is a level in W&B's list of runs."""
 
 
 def dashboard(report: Report) -> None:
     """Makes the workspace of an ablation in W&B."""
-    configs = report.analysis.configs.values()
-    settings = next((config.get("wandb") for config in configs), None) or {}
+    settings = next((config.get("wandb") for config in report.analysis.configs.values()), None) or {}
     entity = _entity(settings)
     _save(make_workspace(report, project_of(settings.get("project")), entity))
 
@@ -32,10 +45,8 @@ def runs_dashboard(folder: Path) -> None:
         UserError: the folder holds no run.
     """
     sets = read_sets(folder)
-    entity = _entity(sets[0].configs[0].get("wandb") or {})
+    entity = _entity(next(iter(sets[0].runs.values())).get("wandb") or {})
     for runs in sets:
-        if not runs.keys and not runs.alone:
-            print(f"{runs.name}: its runs differ in {len(runs.options)} options and are not grouped")
         _save(set_workspace(runs, entity))
 
 
@@ -67,44 +78,108 @@ def _save(view: Any) -> None:
 
 
 def make_workspace(report: Report, project: str, entity: str) -> Any:
-    """Makes a workspace of the runs grouped by arm, with the answer, results, curves and costs."""
+    """Makes a workspace of the runs of an ablation grouped by arm, with the answer, results and curves."""
     import wandb_workspaces.reports.v2 as panels
     from wandb_workspaces.workspaces import Metric
 
     study, metric = report.study, report.study.compare.metric
-    result = [panels.MarkdownPanel(markdown=_answer(report)), panels.BarPlot(title=metric, metrics=[metric])]
-    sections = {"Result": result, "Learning curves": _curves(study), **_more_curves(study), "Costs": _costs(study)}
-    return workspace(entity, project, f"Ablation {study.name}", sections, _own_runs(study), [Metric("JobType")])
+    said = "\n".join(f"- {markdown(line)}" for line in report.lines)
+    answer = panels.MarkdownPanel(markdown=f"**{markdown(report.headline)}**\n\n{said}")
+    result = [answer, panels.BarPlot(title=metric, metrics=[metric])]
+    curves = _curves([study.folder / run.folder for run in study.done], [study.metric], grouped=True)
+    filters = f"Metric('Group') == {study.name!r} and Metric('JobType') != {TUNING!r}"
+    sections = {"Result": result, **curves}
+    return _workspace(entity, project, f"Ablation {study.name}", sections, filters, [Metric("JobType")])
 
 
-def _curves(study: Study) -> list[Any]:
-    return [curve(name, grouped=True, y=[name]) for name in (study.metric, "train/loss")]
+@dataclass(frozen=True)
+class RunSet:
+    """Runs of one experiment that are in one project of W&B."""
+
+    name: str
+    project: str
+    entity: str | None
+    runs: dict[Path, Config]
+    """Config by folder."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of W&B's config by which the runs are grouped: what differs, but for seeds; none if it is much."""
+        configs = [*self.runs.values()]
+        options = [key for key in differing_options(configs) if key != "data.split_seed"]
+        if len(configs) == 1 or len(options) > MOST_KEYS:
+            return []
+        return [_nested(configs, key) for key in options] or ["experiment"]
+
+    @property
+    def filter(self) -> str:
+        """Filter of W&B for exactly these runs."""
+        known = [read_json(folder / "environment.json").get("run_id") for folder in self.runs]
+        return f"Metric('ID') in {[run_id for run_id in known if run_id]!r}"
 
 
-def _more_curves(study: Study) -> dict[str, list[Any]]:
-    folders = [study.folder / run.folder for run in study.runs if run.state == "done"]
-    return curve_sections(folders, grouped=True)
+def read_sets(folder: Path) -> list[RunSet]:
+    """Returns the runs in a folder by experiment and project."""
+    found: dict[tuple[str, str, str | None], dict[Path, Config]] = {}
+    for path in runs_in(folder):
+        config = config_of_run(path)
+        wandb = config.get("wandb") or {}
+        name = str(config.get("experiment") or path.parent.name)
+        found.setdefault((name, project_of(wandb.get("project")), wandb.get("entity")), {})[path] = config
+    return [RunSet(*place, runs) for place, runs in found.items()]
 
 
-def _own_runs(study: Study) -> str:
-    """Returns a filter for the runs of the arms."""
-    return f"Metric('Group') == {study.name!r} and Metric('JobType') != {TUNING!r}"
+def _nested(configs: Iterable[Config], key: str) -> str:
+    """Returns a dotted option as the config in W&B has it, where the arguments of a class are under ``init_args``."""
+    for config in configs:
+        with contextlib.suppress(KeyError, TypeError):  # not all have it
+            path, node = list[str](), config
+            for part in key.split("."):
+                inside = part not in node and "init_args" in node
+                for name in ["init_args"] * inside + [part]:
+                    path, node = [*path, name], node[name]
+            return ".".join(path)
+    return key
 
 
-def _costs(study: Study) -> list[Any]:
+def set_workspace(runs: RunSet, entity: str) -> Any:
+    """Makes the workspace of an experiment, or of one run, in its entity or the given one."""
+    from wandb_workspaces.workspaces import Config
+
+    folders, keys = [*runs.runs], runs.keys
+    monitors = [(config.get("checkpoint") or {}).get("monitor") for config in runs.runs.values()]
+    curves = _curves(folders, filter(None, monitors), grouped=bool(keys))
+    name = runs.name if len(folders) > 1 else folders[0].name
+    return _workspace(runs.entity or entity, runs.project, name, curves, runs.filter, [Config(key) for key in keys])
+
+
+def _curves(folders: Sequence[Path], monitors: Iterable[str], *, grouped: bool) -> dict[str, list[Any]]:
+    """Returns panels of what runs have logged, by section; curves of grouped runs are means, from least to greatest."""
     import wandb_workspaces.reports.v2 as panels
 
-    result = panels.SummaryMetric(study.compare.metric)
-    return [
-        panels.ScatterPlot(title=f"{study.compare.metric} against {name}", x=panels.SummaryMetric(name), y=result)
-        for name in ("train_seconds", "flops")
-    ]
+    known = {name for folder in folders for row in read_metrics(folder) for name in row}
+    drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
+    band = {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if grouped else {}
+    sections: dict[str, list[Any]] = {
+        title: [panels.LinePlot(title=name, x=STEP, y=[name], **band) for name in dict.fromkeys(names) if name in known]
+        for title, names in {**SECTIONS, "Quality": [*monitors, *SECTIONS["Quality"]]}.items()
+    }
+    each = panels.LinePlot(title="accuracy of each class", x=STEP, metric_regex="val_class/.*", **band)
+    sections["Quality"] += [each] * drawn
+    sections["Images"] = [panels.MediaBrowser(media_keys=[name]) for name in PICTURES if drawn or "/" not in name]
+    return {title: shown for title, shown in sections.items() if shown}
 
 
-def _answer(report: Report) -> str:
-    """Returns the first screen of the page as Markdown."""
-    question = f"{markdown(report.study.question)}\n\n" if report.study.question else ""
-    lines = "\n".join(f"- {markdown(line)}" for line in [*report.sentences, *report.caveats, *report.warnings])
-    facts = "\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items())
-    answer = f"**{markdown(report.headline)}**\n\n{markdown(report.recommendation)}"
-    return f"{question}{answer}\n\n{lines}\n\n{facts}\n\n{markdown(rule(report.analysis))}"
+def _workspace(
+    entity: str, project: str, name: str, sections: dict[str, list[Any]], filters: str, by: list[Any]
+) -> Any:
+    """Makes a workspace of the runs that pass a filter, grouped by some of their values."""
+    import wandb_workspaces.workspaces as workspaces
+
+    return workspaces.Workspace(
+        entity=entity,
+        project=project,
+        name=name,
+        sections=[workspaces.Section(name=title, panels=shown, is_open=True) for title, shown in sections.items()],
+        runset_settings=workspaces.RunsetSettings(filters=filters, groupby=by),
+    )

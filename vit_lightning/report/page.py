@@ -20,9 +20,7 @@ from vit_lightning.storage.folder import write_whole
 CAPTIONS = {
     "differences": "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. "
     "The grey band holds differences too small to matter.",
-    "seeds": "Every run, the best mean first. Grey lines join the runs of one seed.",
-    "curves": "The mean of each arm with a band of one standard deviation over seeds; on the right the last "
-    "third. Dotted: runs that failed.",
+    "curves": "The mean of each arm with a band of one standard deviation over seeds.",
 }
 
 

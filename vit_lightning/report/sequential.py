@@ -143,12 +143,6 @@ class Course:
     unlikely: Flags
     """Whether it is open and that has become unlikely."""
 
-    def of(self, place: int) -> Course:
-        """Returns the course of one comparison, of those along the first axis."""
-        names = ("mean", "sd", "low", "high", "floor", "ceiling", "decided", "chance", "unlikely")
-        parts = {name: getattr(self, name)[place] for name in names}
-        return Course(self.pairs, claims={name: made[place] for name, made in self.claims.items()}, **parts)
-
     def mirrored(self) -> Course:
         """Returns the course of the opposite differences."""
         swapped = {name: self.claims[MIRRORED[name]] for name in self.claims}

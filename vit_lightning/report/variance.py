@@ -126,6 +126,6 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
         )
         found.append(
             f"Runs of '{noisy}' spread{so}. If they also have a tail to one side, false claims are more frequent than "
-            "promised: look at the points of the runs."
+            "promised: look at the runs one by one (results.csv)."
         )
     return found
