@@ -1,7 +1,5 @@
 """Results of runs of an ablation that nobody trained, so that its tests train few."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An ablation that nobody trained: run folders with the files of real ones, made from random numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Such a process has its own working folder, environment, output and exit code, an
 hundredths of a second, where the installed command imports for seconds. The few tests of the start itself run that one.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import multiprocessing

@@ -1,7 +1,5 @@
 """Small models of every family in ``vit_lightning.weights``, with random weights from a seed."""
 
-from __future__ import annotations
-
 import torch
 
 from vit_lightning.weights import FAMILIES

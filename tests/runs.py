@@ -1,7 +1,5 @@
 """Where things are, and the smallest run there is."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Random tensors, weights and images, all from seeds, and a counter of operators."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

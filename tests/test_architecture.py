@@ -1,7 +1,5 @@
 """The rules of the house: who may import whom, what is loaded when, what lies where."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import subprocess

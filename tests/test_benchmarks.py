@@ -1,7 +1,5 @@
 """What ``experiments/benchmarks/gpu_counts.py`` counts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Classes that go by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from vit_lightning.classes import are_named, in_order, match_classes

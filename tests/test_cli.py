@@ -1,7 +1,5 @@
 """The command in processes of its own: installed where its start matters."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The examples of ``.github/CONTRIBUTING.md``: each is short, and does what the text around it says."""
 
-from __future__ import annotations
-
 import re
 import sys
 import types

@@ -4,8 +4,6 @@
 says why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

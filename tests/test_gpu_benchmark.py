@@ -1,7 +1,5 @@
 """``experiments/benchmarks/gpu.py`` without a GPU: what it keeps, and that a call continues where one stopped."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

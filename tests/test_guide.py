@@ -1,7 +1,5 @@
 """The README and the guide: every link leads somewhere, every command, config and example runs, and the site builds."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

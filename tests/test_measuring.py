@@ -1,7 +1,5 @@
 """Interleaved timing: what is called how often, and which way round a ratio is."""
 
-from __future__ import annotations
-
 import collections
 import math
 

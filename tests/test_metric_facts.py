@@ -1,7 +1,5 @@
 """One row of the table is all that a new metric takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from lightning.pytorch import Trainer

@@ -1,7 +1,5 @@
 """How a process ends after signals: of a command, and in the middle of what cannot be interrupted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The table of ``experiments/benchmarks/throughput.py``, from a few rounds of a tiny network."""
 
-from __future__ import annotations
-
 import throughput
 import torch
 

@@ -1,7 +1,5 @@
 """The wheel, from the source archive: every file and config; used from an empty folder where nothing else is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

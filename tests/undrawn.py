@@ -1,7 +1,5 @@
 """Leaves out curves and calibration at the end of each run, two fifths of a short one, unless FIGURES is set."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Callable

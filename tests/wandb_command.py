@@ -1,7 +1,5 @@
 """The command with W&B, as a process of its own, and what it has to have sent."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A server that answers as W&B's does to wandb 0.31, on this machine, and can hang, refuse and die."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

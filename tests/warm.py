@@ -1,7 +1,5 @@
 """Does once, in the server that processes are forked from, what each would do anew: lazy imports, parsers, fonts."""
 
-from __future__ import annotations
-
 import PIL.Image
 import torch.utils.serialization.config  # noqa: F401
 from runs import SMALL

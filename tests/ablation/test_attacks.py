@@ -1,7 +1,5 @@
 """Attacks on an ablation's answer: each is refused, changes nothing, or is named."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The ledger of an ablation: who may take a run, and when it has failed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

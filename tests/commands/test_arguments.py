@@ -1,7 +1,5 @@
 """A function's arguments are the options of its command."""
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal

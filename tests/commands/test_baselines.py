@@ -1,7 +1,5 @@
 """Classifiers of torchvision under the same page."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tensors import write_images

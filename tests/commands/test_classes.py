@@ -1,7 +1,5 @@
 """Classes go by name: where two sources of them meet, they are mapped by name, or refused with both lists."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

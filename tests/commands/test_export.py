@@ -1,7 +1,5 @@
 """``lightning export``: the same logits from the files, for every number of images, and a folder that is whole."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

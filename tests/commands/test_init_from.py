@@ -1,7 +1,5 @@
 """Runs that start from other models, and trained models on images of other sizes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

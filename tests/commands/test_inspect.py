@@ -1,7 +1,5 @@
 """``lightning inspect``: figures and a page of a trained model, or of two; the same maps in Python."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

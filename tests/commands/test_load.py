@@ -1,7 +1,5 @@
 """A trained model in Python: the same numbers as of the commands, from images of every kind."""
 
-from __future__ import annotations
-
 import csv
 import random
 from pathlib import Path

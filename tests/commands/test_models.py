@@ -1,7 +1,5 @@
 """Presets, and ``lightning summary``."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 

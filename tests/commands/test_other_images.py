@@ -1,7 +1,5 @@
 """A trained model on images that lie elsewhere: seen as those of its run, and of the one split that is needed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

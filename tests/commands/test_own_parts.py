@@ -1,7 +1,5 @@
 """Runs with parts of the user's own, in files beside a config: from another folder, killed, resumed, used again."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

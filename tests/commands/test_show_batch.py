@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 from PIL import Image
 from runs import SMALL

@@ -1,7 +1,5 @@
 """Parts of a user's own, all in the one file of the guide, untyped as one first writes them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

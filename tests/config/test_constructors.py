@@ -1,7 +1,5 @@
 """Networks made by functions of timm and torchvision, with their own arguments."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The configs of ImageNet: parameters of their papers, and a few steps on generated photographs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -6,8 +6,6 @@ All mistakes of a command line are named at once, so that a row may hold several
 by ``place``; mistakes in other files are in the tests of what reads those.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Files of the user's own: where they are found, whose errors are shown, and what a run keeps of them."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import sysconfig

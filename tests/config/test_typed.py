@@ -1,7 +1,5 @@
 """Plain values as the types of signatures: what is read, what is refused and in which words, what is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum

@@ -1,7 +1,5 @@
 """The transform of a batch as it is on a device: without choices of the host, and compiled to one graph."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._dynamo.utils import counters

@@ -1,7 +1,5 @@
 """Batches as the loader of the user's own made them, in modules of theirs and in ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Datasets, data modules and transforms of the user's own, in the place of ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

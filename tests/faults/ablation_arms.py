@@ -1,7 +1,5 @@
 """What goes wrong in the runs of an ablation, for its tests: a callback that a config names."""
 
-from __future__ import annotations
-
 import os
 import time
 

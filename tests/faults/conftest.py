@@ -1,7 +1,5 @@
 """Runs that nobody disturbs, trained once for all files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

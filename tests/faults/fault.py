@@ -11,8 +11,6 @@ and FREE stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. 
 that torchrun or SLURM has started again has no faults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

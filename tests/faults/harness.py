@@ -1,7 +1,5 @@
 """Real processes that run the ``lightning`` command, to be killed, and what is left of their runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

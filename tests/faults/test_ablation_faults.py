@@ -1,7 +1,5 @@
 """Rows 21 and 22 of the fault plan: an ablation that is killed, shared, and whose runs fail."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows 8 to 12 of the fault plan: how a run ends that waits for a step, a rank, a worker or a callback."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

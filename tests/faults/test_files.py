@@ -1,7 +1,5 @@
 """Rows 6, 7, 13 and 14 of the fault plan: checkpoint files under kills, damage, full disks and numbers that diverge."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -3,8 +3,6 @@
 Cases are drawn from a seed, VITL_FUZZ_SEED, so that each can be repeated; VITL_FUZZ is their number of each kind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -3,8 +3,6 @@
 ``VITL_ACCELERATOR=cpu`` shows the same on a CPU; ``experiments/benchmarks/gpu.py`` runs this file.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Rows 8 and 9 of the fault plan: signals to the process group, as of a terminal, of ``timeout`` and of a cluster."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

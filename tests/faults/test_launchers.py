@@ -1,7 +1,5 @@
 """Row 10 of the fault plan: launchers that start a run again, by the scripts of the documentation."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

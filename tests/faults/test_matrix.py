@@ -3,8 +3,6 @@
 What is public, or one of the words of an option, is listed here or does not train: the first test finds what is new.
 """
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any, get_args, get_type_hints

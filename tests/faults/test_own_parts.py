@@ -1,7 +1,5 @@
 """The parts of the guide's one file, each beside a config, started from another folder and killed once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import harness

@@ -3,8 +3,6 @@
 Each asserts what one would want and fails today. One that passes after an upgrade tells that a detour can go.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools

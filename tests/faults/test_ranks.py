@@ -1,7 +1,5 @@
 """Two ranks, and accumulated gradients, train as one process does on the same batches."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A run that is killed, or ended by a signal, comes out as if it had not been; what holds a run folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What others can send is data: nothing in a config or a checkpoint runs, and nothing of the environment gets out."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

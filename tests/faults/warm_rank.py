@@ -3,8 +3,6 @@
 What differs from the one that Lightning starts: nothing is imported anew. The tests of a start begin a real one.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

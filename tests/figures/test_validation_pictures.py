@@ -1,7 +1,5 @@
 """Pictures and numbers of validations during training, which they leave as it is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

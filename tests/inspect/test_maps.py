@@ -1,7 +1,5 @@
 """Attention maps against the peers' own and explicit products in float64; rollout and relevance against plain numpy."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

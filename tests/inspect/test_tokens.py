@@ -1,7 +1,5 @@
 """Measures of tokens and weights against plain formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

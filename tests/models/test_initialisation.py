@@ -1,7 +1,5 @@
 """First weights by name, against those that the libraries themselves draw: zeros, bounds, means and variances."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Blocks whose norms stand elsewhere, and BatchNorm, each against code that others wrote."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Patch dropout, drop path by depth and activation checkpointing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from timm.layers import PatchDropout as TimmPatchDropout

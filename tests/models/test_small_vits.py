@@ -3,8 +3,6 @@
 Weights and images are formulas of ``shared/golden/small_vits``, whose files hold everything; a few numbers stand here.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 

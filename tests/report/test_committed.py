@@ -1,7 +1,5 @@
 """Studies whose runs come with the clone: they go on from their archives, and are analysed again from them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Workspaces of runs and ablations in W&B, without a network or with a stub."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

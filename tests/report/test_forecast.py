@@ -1,7 +1,5 @@
 """The forecast of an ablation: its runs, what it can show, and how far two runs differ."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that the analyses of a study need: the same whatever the order in which runs end."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

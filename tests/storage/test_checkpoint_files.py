@@ -1,7 +1,5 @@
 """Checkpoint files: sealed, read again, and written in the background."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Event, Lock
 

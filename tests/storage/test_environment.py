@@ -1,7 +1,5 @@
 """What is kept of the place of a run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

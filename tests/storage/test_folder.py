@@ -1,7 +1,5 @@
 """Files of a run folder: on the disk before they have their names, and read whatever is in them."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lightning's own loggers in a config, beside the run's own files and its run in W&B."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """YAML of anybody's: what it cannot mean is one sentence with its line, never a traceback or a wait without end."""
 
-from __future__ import annotations
-
 import pytest
 
 from vit_lightning import UserError

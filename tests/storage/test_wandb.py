@@ -1,7 +1,5 @@
 """W&B without a key, with a server that refuses, hangs, dies and answers; each run is a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Compiled networks, precision of products and of training: options of any config."""
 
-from __future__ import annotations
-
 import copy
 import json
 from functools import partial

@@ -1,7 +1,5 @@
 """The loss by hand, a teacher that nothing else sees, and where teachers come from."""
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The average of weights: three figures that Lightning's own callback gets wrong, and what ours makes of them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The watchdog of a run, by the seconds that it gives faulthandler."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 from types import SimpleNamespace

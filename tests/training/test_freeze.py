@@ -1,7 +1,5 @@
 """A frozen backbone: what is trained, what stays, and what a run makes of it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """A config of LightningCLI trains here what it trains there."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adapters: made by peft, trained with the head, kept in checkpoints, merged into plain weights."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Pre-training as a masked autoencoder: equal to transformers', the same masks again, and what starts from its runs."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parameter groups, and rates against torch's and transformers' schedules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """LAMB, Lion and Muon against implementations that nobody here wrote, and what a config says of optimizers."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 

@@ -1,7 +1,5 @@
 """Loss, optimizer and schedule of the user's own: the numbers of the class, with our groups and warm-up."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from runs import SMALL

@@ -1,7 +1,5 @@
 """A run with callbacks and modules of others: killed inside an epoch it ends in the same bits, or it is refused."""
 
-from __future__ import annotations
-
 import csv
 import json
 import warnings

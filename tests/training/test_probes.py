@@ -1,7 +1,5 @@
 """Probes of the features in validation: neighbours and linear classifiers, which leave the training as it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

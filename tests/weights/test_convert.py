@@ -1,7 +1,5 @@
 """Weights and configs of families: strict checks, what a family cannot express, and errors that name what is wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Weights with what their writers keep beside them give the writers' own probabilities, on images of any shape."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

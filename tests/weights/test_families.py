@@ -3,8 +3,6 @@
 In float64, forward and backward, from the tensors in a file of which nobody says what they are.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -1,7 +1,5 @@
 """Files of weights as people save them, and files that are damaged, foreign or hostile."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

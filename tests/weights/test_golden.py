@@ -1,7 +1,5 @@
 """Every reference file of ``shared/golden``, both ways."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

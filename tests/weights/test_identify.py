@@ -1,7 +1,5 @@
 """Weights of unknown origin: family and sizes from names, shapes and the files beside them; a ViT as a config."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

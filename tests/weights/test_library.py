@@ -1,7 +1,5 @@
 """Checkpoints in a program of one's own: those of a plain Trainer and of runs are loaded without saying of what."""
 
-from __future__ import annotations
-
 import os
 import warnings
 

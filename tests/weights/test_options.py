@@ -1,7 +1,5 @@
 """The table of a ViT's options knows all arguments of ViT and of its parts, so that none is lost in a conversion."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 

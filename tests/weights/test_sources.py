@@ -1,7 +1,5 @@
 """Trained models by name: whatever the source, the same function, its preprocessing and what had to be assumed."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What comes inside a file of weights is data, whatever command or function reads it."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
