@@ -11,11 +11,10 @@ from runs import REPOSITORY
 from tensors import write_images
 
 from vit_lightning.ablation import workers
-from vit_lightning.ablation.ablate import AblateConfig, ablate, forecast
+from vit_lightning.ablation.ablate import forecast
 from vit_lightning.ablation.ledger import open_ledger
 from vit_lightning.ablation.plan import PlanReader, Tune, read_plan, slug
 from vit_lightning.cli import main
-from vit_lightning.commands.arguments import read_call
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
 from vit_lightning.report.study import Compare
@@ -436,22 +435,3 @@ def test_by_default_a_gpu_has_as_many_runs_as_were_fastest_and_as_it_holds(in_fo
     monkeypatch.setattr(workers, "free_memory", lambda _: 1e8)
     assert main(["ablate", str(path), "--dry-run"]) == 0
     assert "\n  2 at a time on 2 GPUs, as cores, memory and speed allow, 1 thread each" in capsys.readouterr().out
-
-
-def test_arguments_of_the_command():
-    def read_arguments(words: list[str]) -> AblateConfig:
-        return read_call("ablate", ablate, words).words[0]
-
-    config = read_arguments(["plan.yaml", "--dry-run", "--workers", "3"])
-    assert (config.plan, config.dry_run, config.workers) == (Path("plan.yaml"), True, 3)
-    assert read_arguments(["plan.yaml", "--workers=auto"]).workers == "auto"
-    for words in (["--dry-run", "a.yaml"], ["--workers", "2", "a.yaml"], ["--retry", "--out", "x", "a.yaml"]):
-        assert read_arguments(words).plan == Path("a.yaml")
-    with pytest.raises(UserError, match="patience=0 must be above 0"):
-        read_arguments(["plan.yaml", "--patience=0"])
-    with pytest.raises(UserError) as caught:
-        read_arguments(["--dryrun", "--workers=x", "--launcher=pbs", "--compare.max_seeds=9", "--model.depth", "2"])
-    said = "\n".join(caught.value.problems)
-    in_plan = ("compare.max_seeds=9: write it into the plan", "model.depth=2: write it into the plan")
-    for text in ("did you mean dry_run", "workers=x must be", "launcher=pbs must be", "PLAN is missing", *in_plan):
-        assert text in said

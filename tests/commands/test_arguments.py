@@ -72,5 +72,3 @@ def test_all_mistakes_are_named_at_once():
             read_call("write", write, words)
     with pytest.raises(UserError, match="b: unexpected argument"):
         read_call("follow", follow, ["a.yaml", "b"])
-    with pytest.raises(UserError, match=r"model.depth=2: write it into the plan"):
-        read_call("follow", follow, ["a.yaml", "--model.depth=2"])

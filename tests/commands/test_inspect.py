@@ -7,13 +7,12 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from runs import SMALL
 from tensors import write_images
 
-from vit_lightning import Digits, UserError, load
+from vit_lightning import Digits, load
 from vit_lightning.cli import main
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.survey import survey
@@ -112,7 +111,3 @@ def test_maps_in_python_are_those_of_the_network(trained):
     expected = relevance(model.network, images, torch.full((11,), 3))[:, 1:].reshape(11, 2, 2)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
     assert not torch.equal(model.relevance(pixels), found)
-    with pytest.raises(UserError, match=r"classes=\[1, 2\] must be one for each of 11 images"):
-        model.relevance(pixels, classes=[1, 2])
-    with pytest.raises(UserError, match=r"blocks=\[1\] must be .* the network has 1, 0 the first"):
-        model.attention(pixels, blocks=[1])

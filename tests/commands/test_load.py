@@ -101,7 +101,6 @@ def test_what_is_no_image_is_named(trained, in_folder):
     write_images(Path("good"), 1)
     images = torch.zeros(1, 1, 8, 8)
     refused = {
-        "no.jpg: there is no such file or folder": lambda: model.predict(["no.jpg", "good"]),
         "a.jpg: damaged image": lambda: model.predict(["good", "a.jpg"]),
         r"takes tensors \(b, 1, 8, 8\), not \(b, 3x8x8\)": lambda: model.embed(torch.zeros(2, 3, 8, 8)),
         "images are torch.int64": lambda: model.embed(torch.zeros(2, 1, 8, 8, dtype=torch.int64)),
@@ -111,6 +110,7 @@ def test_what_is_no_image_is_named(trained, in_folder):
         r"blocks=\(1,\) must be .* the network has 1, 0 the first": lambda: model.tokens(images, blocks=(1,)),
         r"blocks=3 must be a list of numbers of blocks": lambda: model.attention(images, 3),
         r"int of no type and shape \(\) is no image": lambda: model.attention(3),
+        r"classes=\[1, 2\] must be one for each of 1 image": lambda: model.relevance(images, [1, 2]),
         r"classes=0 must be one for each of 1 image": lambda: model.relevance(images, 0),
         "top_k=0 must be at least 1": lambda: model.predict("good", top_k=0),
     }
