@@ -11,7 +11,6 @@ from references import CONFIGS
 from torch import Tensor, nn
 
 import vit_lightning as vl
-from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.weights import FAMILIES
 from vit_lightning.weights.options import Part, as_part, canonical_state, describe
 from vit_lightning.weights.tables import find_names, to_ours
@@ -235,5 +234,3 @@ def test_a_function_of_the_user_s_own_draws_the_weights():
 
     vit = vl.ViT("Ti/8", image_size=8, depth=1, initialisation=ones)
     assert all((weight == 1).all() for weight in vit.parameters())
-    with pytest.raises(vl.UserError, match=f"initialisation=xavier must be one of {', '.join(INITIALISATIONS)}"):
-        vl.ViT("Ti/8", image_size=8, initialisation="xavier")

@@ -106,9 +106,11 @@ def test_code_that_calls_a_logger_which_no_config_names_is_told_to_name_one(in_f
     assert not Path("run").exists()
 
 
-def test_a_run_that_wandb_is_disabled_for_does_not_need_it(in_folder, monkeypatch):
+def test_a_run_that_wandb_is_disabled_for_does_not_need_it(in_folder, monkeypatch, capsys):
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", False)
     monkeypatch.setitem(sys.modules, "wandb", None)
     flags = ["--wandb.mode=disabled", '--trainer.callbacks=[{"class_path": "ModelCheckpoint", "monitor": "val/loss"}]']
     assert main(["fit", *SMALL, "--out=run", *flags]) == 0
     assert list(Path("run/model_checkpoints").glob("*.ckpt"))
+    assert not Path("run/wandb").exists()
+    assert "W&B" not in capsys.readouterr().out

@@ -88,6 +88,9 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
     assert code == [["parts.py"]]
     contents = {path: path.read_bytes() for path in (folder / "wandb").rglob("*") if path.is_file()}
     assert not [path for path, content in contents.items() if SECRET.encode() in content or b"hunter2" in content]
+    sent = start(tmp_path, "sync", "run").finish()
+    assert sent.returncode == 2
+    assert "was not sent (for an API key: wandb login)" in sent.stderr
 
 
 def assert_values(told: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -206,17 +209,6 @@ def test_a_key_in_a_flag_is_masked_in_config_command_and_artifact(tmp_path):
     assert configs[0]["model"]["init_args"]["emb_size"] == 16
 
 
-def test_disabled_leaves_nothing_and_sending_later_needs_a_run_and_a_key(tmp_path):
-    assert "W&B" not in fit(tmp_path, WANDB_MODE="disabled")
-    assert not (tmp_path / "run" / "wandb").exists()
-    nothing = start(tmp_path, "sync", "run").finish()
-    assert (nothing.returncode, nothing.stderr[:54]) == (2, "lightning sync: sync=run holds no offline run of W&B, ")
-    finished(start(tmp_path, "fit", *SMALL, "--out=next", "--test=false"))
-    sent = start(tmp_path, "sync", "next").finish()
-    assert sent.returncode == 2
-    assert "was not sent (for an API key: wandb login)" in sent.stderr
-
-
 def test_a_server_that_answers_gets_everything_and_no_secret(tmp_path, server):
     flags = ("--wandb.log_model=true", "--wandb.registry=model/digits")
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
@@ -256,27 +248,17 @@ def test_a_server_that_answers_gets_everything_and_no_secret(tmp_path, server):
         assert SECRET.encode() not in content, path
 
 
-FAULTS = ("hang", "401")
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """Runs with servers that cannot be used, all at once, since they mostly wait: folder and what was said."""
-    servers, runs = {fault: StubServer(fault) for fault in FAULTS}, {}
-    for fault, server in servers.items():
-        folder = tmp_path_factory.mktemp(fault)
-        runs[fault] = folder, start(folder, "fit", *SMALL, "--out=run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
-    answers = {fault: (folder, finished(process)) for fault, (folder, process) in runs.items()}
-    for server in servers.values():
+def test_a_server_that_cannot_be_used_leaves_an_offline_run(tmp_path):
+    """All at once, since they mostly wait."""
+    servers, runs = [StubServer(fault) for fault in ("hang", "401")], {}
+    for server in servers:
+        (folder := tmp_path / server.mode).mkdir()
+        runs[folder] = start(folder, "fit", *SMALL, "--out=run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
+    for folder, process in runs.items():
+        assert "W&B         offline (" in finished(process)
+        assert_delivered(records_of(folder / "run")["rows"], folder / "run")
+    for server in servers:
         server.die()
-    return answers
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_server_that_cannot_be_used_leaves_an_offline_run(faulty, fault):
-    folder, said = faulty[fault]
-    assert "W&B         offline (" in said
-    assert_delivered(records_of(folder / "run")["rows"], folder / "run")
 
 
 WAITING = """import time

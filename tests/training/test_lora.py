@@ -1,7 +1,5 @@
 """Adapters: made by peft, trained with the head, kept in checkpoints, merged into plain weights."""
 
-import sys
-
 import pytest
 import torch
 import torchvision
@@ -41,7 +39,7 @@ def test_adapters_change_nothing_at_first_and_draw_no_number_of_the_run():
     assert all(torch.equal(base[name], value) for name, value in state.items())
 
 
-def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_folder, monkeypatch):
+def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_folder):
     results = fit(resolve([*SMALL, *LORA, "--optimizer.lr=0.02", "--test=false", "--out=out"]))
     assert results["trained_parameters"] == 2 * (16 + 48) + 2 * (16 + 64) + 170
     assert validate(resolve(["--ckpt=out", "--out=again"], "validate"))["val/acc"] == results["val/acc"]
@@ -59,9 +57,6 @@ def test_a_run_with_adapters_is_tested_from_its_checkpoint_alone_and_merges(in_f
     second = resolve([*SMALL, *LORA, "--init_from=out"]).make_network()
     notes = open_initial_weights("out", network_in_file).fitted(second, "bicubic").notes
     assert not notes, "adapters change no option of the network below them"
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"lora.rank=2 needs peft: pip install 'vit-lightning\[lora\]'"):
-        resolve(["--ckpt=out"], "test")
 
 
 def test_layers_of_other_networks_and_names_that_are_not_there():

@@ -46,10 +46,8 @@ def test_a_class_of_torch_gets_our_groups_and_its_own_arguments():
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-def test_a_class_without_weight_decay_has_none_unless_it_is_given():
+def test_a_class_without_weight_decay_has_none():
     assert settings_of("--optimizer.class_path=Rprop").optimizer.weight_decay == 0.0
-    with pytest.raises(UserError, match="Rprop has no weight decay"):
-        settings_of("--optimizer.class_path=Rprop", "--optimizer.weight_decay=0.1")
 
 
 def test_an_optimizer_whose_step_takes_no_closure_is_refused_before_training(in_folder):
