@@ -26,7 +26,6 @@ from vit_lightning.cli import main
 
 COMMANDS = {
     "fit": "give a config: lightning fit --config digits (lightning configs lists",
-    "fit --trainer.max_epochs=1": "give a config",
     "fit --confg p.yaml": [
         "confg=p.yaml: there is no such option (did you mean config?)",
         "give a config: lightning fit",
@@ -34,7 +33,6 @@ COMMANDS = {
     "check-data": "give a config: lightning check-data --config digits",
     "summary": "give a config, as lightning summary --config digits, or a model, as --ckpt RUN_FOLDER",
     "trian": "there is no command trian (choose fit, validate, test, ",
-    "tets": "did you mean test?",
     "FIT": "did you mean fit?",
     "show_batch": "did you mean show-batch?",
     "--config=digits.yaml fit": "the command comes first: lightning fit --config=digits.yaml",
@@ -44,10 +42,7 @@ COMMANDS = {
     "fit digits.yaml model.depth=3": "did you mean --model.depth=3? (options are given as --key=value)",
     "fit digits.yaml folder": "folder: unexpected argument, a folder",
     "fit digits_short": "digits_short: unexpected argument, did you mean --config digits_short?",
-    "fit digits": "digits: unexpected argument, did you mean --config digits?",
     "fit --config": "--config needs a value (--config=...)",
-    "fit digits.yaml --experiment": "--experiment needs a value",
-    "fit digits.yaml --out": "--out needs a value",
     f"fit digits.yaml --optimizer.lr=1{'0' * 400}": "optimizer.lr=10 ... 0 must be a finite float",
     "fit digits.yaml --trust=yes": "trust=yes must be true or false",
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
@@ -56,7 +51,6 @@ COMMANDS = {
         "ckpt=run: there is no such option (--init_from=SOURCE starts ... lightning fit --resume=RUN resumes a run)"
     ),
     "fit --resume=folder": "resume=folder is not a run folder with a config.yaml",
-    "fit --resume=nowhere": "resume=nowhere is not a run folder",
     "fit --resume=runs/digits/nothing": (
         "is not a run folder with a config.yaml (did you mean runs/digits/b? the newest of 2 runs in runs/digits)"
     ),
@@ -72,8 +66,6 @@ COMMANDS = {
     "fit digits.yaml --allow-config-change=model.depth": "is for a run that is resumed: give --resume",
     "fit --resume=run --config=digits.yaml": "config=digits.yaml beside --resume",
     "test": "ckpt is missing",
-    "test --ckpt": "--ckpt needs a value",
-    "test --ckpt=nowhere": "ckpt=nowhere is neither a run folder nor a file",
     "test --ckpt=folder": "holds neither checkpoints/best.ckpt nor",
     "test --ckpt=digits.yaml": "no zip file of torch.save",
     "test --ckpt=damaged.ckpt": "damaged.ckpt cannot be read",
@@ -81,8 +73,6 @@ COMMANDS = {
     "test --ckpt=run no.jpg": "no.jpg: unexpected argument",
     "test --ckpt=run --top_k=2": "top_k=2: there is no such option",
     "test --ckpt=run --data.split_seed=1": "data.split_seed=1: the model learned from the split of split_seed=0",
-    "test --ckpt=run --data=Digits --data.split_seed=1": "the model learned from the split of split_seed=0",
-    "predict no.jpg": "ckpt is missing",
     "predict --ckpt=nowhere digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
     "predict --ckpt=run no.jpg hollow/train/b nor.png": [
         "no.jpg: there is no such file",
@@ -90,7 +80,6 @@ COMMANDS = {
         "nor.png: there is no such file",
     ],
     "predict --ckpt=run no.jpg --top_k=0 ": "top_k=0 must be at least 1",
-    "predict --ckpt=run no.jpg --topk=2": "topk=2: there is no such option (did you mean top_k?)",
     "embed": "--ckpt is missing",
     "embed --ckpt=run none.jpg": "none.jpg: there is no such file",
     "embed --ckpt=run flat --out=other.ckpt": ["out=other.ckpt is there already", "must end in .npz"],
@@ -103,13 +92,11 @@ COMMANDS = {
     "inspect --ckpt=run --count=0": "count=0 must be at least 1",
     "inspect --ckpt=run --against=other.ckpt": "against=other.ckpt",
     "inspect --ckpt=run no.jpg": "no.jpg: there is no such file or folder",
-    "fit digits.yaml --steps=5": "steps=5: there is no such option",
     "summary --ckpt=nowhere --batch_size=0": "batch_size=0 must be at least 1",
     "configs digit": "digit: there is no such config (did you mean digits?",
     "configs digits digits_short": "digits_short: unexpected argument",
     "ablate": "PLAN is missing (lightning ablate --help)",
     "ablate cifar10_cpu": "is a config, not a plan",
-    "ablate digits.yaml": "digits.yaml is a config, not a plan",
     "ablate nowhere.yaml": "No such file",
     "ablate plan.yaml --patience=0": "patience=0 must be above 0",
     "ablate --dryrun --workers=x --launcher=pbs --compare.max_seeds=9 --model.depth=2": [
@@ -121,8 +108,8 @@ COMMANDS = {
         "model.depth=2: write it into the plan",
     ],
     "report folder": "folder is no ablation: it holds no ledger.json",
-    "report nowhere": "nowhere is no ablation: it holds no ledger.json",
     "sync": "FOLDER is missing (lightning sync --help)",
+    "sync run": "sync=run holds no offline run of W&B, ",
 }
 FILES = {
     "fit --config=digit.yaml": "No such file or directory (did you mean digits.yaml?)",
@@ -147,7 +134,6 @@ FILES = {
     "fit --config=tabs.yaml": "line 2, column 1: found character '\\t' that cannot start any token (indent with spaces",
     "fit --config=twice.yaml": "config=twice.yaml: depth comes twice (line 4)",
     "fit --config=typo.yaml": "optimzier: there is no such option (did you mean optimizer?)",
-    "fit --config=unknown.yaml": "model.dpth=3: there is no such option (did you mean model.depth?)",
     "fit --config=shift.yaml": "RandomCrop.padding=-1 must be at least 0",
     "fit --config=augment.yaml": "data.augment.1.paddding=3 ... did you mean data.augment.1.padding?",
     "fit --config=callback.yaml": (
@@ -163,16 +149,12 @@ FILES = {
     ],
     "fit images.yaml": "data.root is missing",
     "fit images.yaml --data.rot=good": "data.rot=good: there is no such option (did you mean data.root?)",
-    "fit --config=imagefolder --data.rot=good --trainer.accelerator=cpu": (
-        "data.rot=good: there is no such option (did you mean data.root?)"
-    ),
     "fit images.yaml --data.root=nowhere": "data.root=nowhere is not a folder",
     "fit images.yaml --data.root=flat": "data.root=flat ... two folders, one for each class, found 0",
     "fit images.yaml --data.root=hollow": "hollow/train/b holds no images",
     "fit images.yaml --data.root=extra": "extra/val/z is a class that is not in training",
 }
 KEYS = {
-    "fit digits.yaml --model.dept=3": "model.dept=3: there is no such option (did you mean model.depth?)",
     "fit digits.yaml --epochs=3 --lr=1 --model-depth=3 --sede_everything=3": [
         "epochs=3: there is no such option (did you mean trainer.max_epochs?)",
         "lr=1: there is no such option (did you mean optimizer.lr?)",
@@ -180,8 +162,6 @@ KEYS = {
         "sede_everything=3: there is no such option (did you mean seed_everything?)",
     ],
     "fit digits.yaml --model.attention.qkvbias=true": "(did you mean model.attention.qkv_bias?)",
-    "fit digits.yaml --trainer.max_epoch=3": "trainer.max_epoch=3 ... did you mean trainer.max_epochs?",
-    "fit digits.yaml --data.batchsize=3": "data.batchsize=3 ... did you mean data.batch_size?",
     "fit digits.yaml --optimizer.learning_rate=1": "optimizer.learning_rate=1 ... did you mean optimizer.lr?",
     "fit digits.yaml --optimizer=adam": "optimizer=adam: give its options ... did you mean optimizer.name=adam?",
     "fit digits.yaml --loss=3": "loss=3: give its options (name, label_smoothing)",
@@ -191,9 +171,6 @@ KEYS = {
     "fit digits.yaml --model.class_path=no.Net": "model.class_path=no.Net is not there (give module.Class; searched:",
     "fit digits.yaml --model.attention.class_path=torch.nn.Nothing": "class_path=torch.nn.Nothing is not there",
     "fit digits.yaml --data=cifar10": "data.class_path=cifar10 is not there (did you mean CIFAR10?)",
-    "fit digits.yaml --data=ImagesFolder": "data.class_path=ImagesFolder is not there (did you mean ImageFolder?)",
-    "fit digits.yaml --data.augment=[HorizonalFlip]": "class_path=HorizonalFlip ... did you mean HorizontalFlip?",
-    "fit digits.yaml --data.augment='[HorizontalFlip, {class_path: RandomCrop, paddin: 3}]'": "augment.1.padding?",
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, pp: 1}]'": "pp=1 ... did you mean data.augment.0.p?",
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, p: x}]'": "data.augment.0.p=x must be a finite float",
     "fit digits.yaml --data.augment.0.degrees=nine": "augment.0: items of a list are not given alone: --data.augment=[",
@@ -201,7 +178,6 @@ KEYS = {
         "trainer.callbacks.0.scheduling.a=a must be an int",
     ),
     "fit digits.yaml --data.augment='[{padding: 3}]'": "data.augment.0: a class_path is missing",
-    "fit digits.yaml --trainer.callbacks=[EarlyStoping]": "EarlyStoping is not there (did you mean EarlyStopping?)",
     "fit digits.yaml --model=foreign.Module --trainer.callbacks=[foreign.Watch,pytorch_lightning.callbacks.Timer]": [
         "model.class_path=foreign.Module: pytorch_lightning is another package than lightning: write `import",
         "trainer.callbacks.0.class_path=foreign.Watch: pytorch_lightning is another package than lightning",
@@ -252,10 +228,6 @@ VALUES = {
         "trainer.gradient_clip_algorithm=nrom must be one of norm, value",
         "freeze=head must be one of backbone",
     ],
-    "fit digits.yaml --data.batch_size=8.5 --optimizer.lr=nan": [
-        "data.batch_size=8.5 must be an int",
-        "optimizer.lr=nan must be a finite float",
-    ],
     "fit digits.yaml --model.depth=0 --model.emb_dropout=1 --model.attention.dropout=1.5 --model.num_heads=5"
     " --model.drop_path=-0.1 --data.batch_size=0 --data.split_seed=-1 --optimizer.lr=-1 --seed_everything=-1": [
         "model.depth=0 must be at least 1",
@@ -289,11 +261,6 @@ VALUES = {
         "trainer.max_epochs=0 must be at least 1",
         "trainer.gradient_clip_val=-1 must be at least 0",
     ],
-    "fit digits.yaml --trainer.max_epochs=1 --model.depth=0": "model.depth=0 must be at least 1",
-    "fit digits.yaml --model.emb_size=-8 --trainer.max_epochs=-5": [
-        "model.emb_size=-8 must be at least 1",
-        "trainer.max_epochs=-5 must be at least 1",
-    ],
     "fit digits.yaml --model.dept=3 --optimizer.lr=fast --data.batch_size=0 --model.patch_size=3"
     " --seed_everything=-1": [
         "model.dept=3",
@@ -302,7 +269,8 @@ VALUES = {
         "model.patch_size=3 does not divide image_size=8 (squares that do: 1, 2, 4, 8)",
         "seed_everything=-1",
     ],
-    "fit digits.yaml --wandb.notes='my key is 0123456789abcdef0123'": "wandb.notes holds the value of WANDB_API_KEY",
+    "fit digits.yaml --wandb.tags='[good, key 0123456789abcdef0123]'": "wandb.tags.1 holds the value of WANDB_API_KEY",
+    "fit digits.yaml --wandb.notes='by a-horse-of-the-battery'": "wandb.notes holds the value of DATABASE_URL",
 }
 TOGETHER = {
     "fit digits.yaml --model.patch_size=16": "model.patch_size=16 is larger than image_size=8",
@@ -385,10 +353,6 @@ TOGETHER = {
     "fit digits.yaml --lr_scheduler=ExponentialLR --optimizer.schedule=cosine": (
         "lr_scheduler and optimizer.schedule are the same option (leave one of them out)"
     ),
-    "fit digits.yaml --model.depth=abc --model.dept=3": [
-        "model.dept=3: there is no such option (did you mean model.depth?)",
-        "model.depth=abc must be an int",
-    ],
     "fit digits.yaml --loss.weight=[1,2]": "loss.weight=[1, 2]: give loss.class_path=CrossEntropyLoss beside it",
     f"fit digits.yaml --loss.class_path=CrossEntropyLoss --loss.weight=[1{'0' * 400}]": "loss.weight=[10 ... must be",
     "fit digits.yaml --loss.class_path=CrossEntropyLoss --loss.reduction=none": (
@@ -424,9 +388,6 @@ TOGETHER = {
     ),
     "fit images.yaml --data.root=good --model=torchvision.models.resnet18 --optimizer.layer_decay=0.7": (
         "optimizer.layer_decay=0.7 needs a ViT: ResNet does not say"
-    ),
-    "fit images.yaml --data.root=good --model=torchvision.models.resnet18 --optimizer.name=muon": (
-        "optimizer.name=muon: ResNet has no matrices before its classifier"
     ),
     "fit images.yaml --data.root=good --model=torchvision.models.googlenet --data.image_size=32": (
         "model: GoogLeNet gives GoogLeNetOutputs where logits are expected (with aux_logits: false?)"
@@ -483,7 +444,6 @@ TEXTS = {
     "args": "aa: rand-m9\nepochs: 300\nmodel: vit_small_patch16_224\nopt: adamw\nsched: cosine\n",
     "text": "just text\n",
     "tabs": "model:\n\tdepth: 3\n",
-    "unknown": "model: {patch_size: 4, dpth: 3}\n",
     "twice": "model:\n  patch_size: 4\n  depth: 3\n  depth: 4\n",
     "number": "1: 2\nmodel: {patch_size: 4, 3: 4}\n",
     "broken": "model: [1, 2\noptimizer: {\n",
@@ -542,6 +502,7 @@ def test_a_mistake_is_named_with_its_remedy(words, here, monkeypatch, capfd):
     if "timm." in words:
         pytest.importorskip("timm")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:a-horse-of-the-battery@host/base")
     assert main(shlex.split(words)) == 2
     out, err = capfd.readouterr()
     assert out == ""

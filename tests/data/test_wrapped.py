@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
-from runs import SMALL
+from runs import SMALL, killed_after
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
@@ -17,7 +17,6 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.data.items import Items, read_item, to_pixels
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.training.callbacks import StepSeeds
 
 OWN = '''
 import random
@@ -132,28 +131,13 @@ def own(in_folder: Path) -> Path:
     return in_folder
 
 
-def fit_until(step: int, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
-    """Trains until a step, where the run ends as by a kill."""
-    experiment = resolve(flags)
-    before = StepSeeds.on_train_batch_start
-
-    def stop(self, trainer, *arguments):
-        if trainer.global_step == step:
-            raise KeyError("killed")
-        before(self, trainer, *arguments)
-
-    with monkeypatch.context() as context:
-        context.setattr(StepSeeds, "on_train_batch_start", stop)
-        with pytest.raises(KeyError, match="killed"):
-            fit(experiment)
-
-
-def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bits(own, monkeypatch):
+def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bits(own):
     transforms = "[{class_path: RandomPerspective, p: 1.0}, {class_path: my_scans.noisy}, RandomCrop, RandomInvert]"
     flags = [*FLAGS, "--data.class_path=my_scans.Scans", "--data.count=150", f"--data.augment={transforms}"]
     flags += ["--data.batch_size=16", "--checkpoint.every_n_steps=1", "--trainer.max_epochs=2"]
     fit(resolve([*flags, "--data.num_workers=0", "--out=whole"]))
-    fit_until(9, monkeypatch, [*flags, "--data.num_workers=2", "--out=run"])
+    with killed_after(9):
+        fit(resolve([*flags, "--data.num_workers=2", "--out=run"]))
     results = fit(resolve([*flags, "--data.num_workers=2", "--out=run", "--resume=auto"]))
     whole, run = (read_checkpoint(Path(name, "checkpoints", "last.ckpt")) for name in ("whole", "run"))
     assert run["global_step"] == results["steps"] == 14
@@ -170,11 +154,12 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     assert main(["predict", "zero.png", "--ckpt=run", "--trust", "--out=predicted"]) == 0
 
 
-def test_a_lightning_data_module_trains_tests_and_resumes(own, monkeypatch, capsys):
+def test_a_lightning_data_module_trains_tests_and_resumes(own, capsys):
     flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.count=50", "--checkpoint.every_n_steps=1"]
     flags += ["--trainer.max_epochs=2"]
     fit(resolve([*flags, "--out=whole"]))
-    fit_until(4, monkeypatch, [*flags, "--out=run"])
+    with killed_after(4):
+        fit(resolve([*flags, "--out=run"]))
     results = fit(resolve([*flags, "--out=run", "--resume=auto"]))
     assert results["steps"] == 8
     whole, run = (read_checkpoint(Path(name, "checkpoints", "last.ckpt"))["state_dict"] for name in ("whole", "run"))

@@ -54,17 +54,3 @@ def test_two_ranks_together_see_what_one_sees(tmp_path):
         assert [*parts[0][1], *parts[1][1]] == pixels
     with np.load(tmp_path / "two" / "run" / "test_predictions.npz") as arrays:
         assert sorted(arrays["index"].tolist()) == list(range(360))  # each once, on one rank or the other
-
-
-def test_a_folder_with_damage_names_it_and_leaves_no_run(tmp_path):
-    root = write_splits(tmp_path / "images", train=150, other=50)
-    bad = [root / name for name in ("train/cat/003.jpg", "train/dog/149.jpg", "val/cat/010.jpg", "test/dog/000.jpg")]
-    for path, content in zip(bad, (b"", b"text", bad[2].read_bytes()[:300], bytes(900)), strict=True):
-        path.write_bytes(content)
-    flags = ["--data.class_path=ImageFolder", f"--data.root={root}", "--data.image_size=8", *MODEL]
-    flags = [*flags, "--data.batch_size=50", "--trainer.max_epochs=2"]
-    assert harness.command(tmp_path / "error", "fit", *flags) == 2
-    said = harness.log(tmp_path / "error")
-    assert "Traceback" not in said
-    assert all(str(path) in said for path in bad)
-    assert not (tmp_path / "error" / "run").exists()
