@@ -27,24 +27,19 @@ import torch
 import yaml
 from runs import SMALL
 from safetensors.torch import load_file
+from tensors import Payload
 
 CASES, SEED = int(os.environ.get("VITL_FUZZ", 50)), int(os.environ.get("VITL_FUZZ_SEED", 0))
 SECONDS = 10
 """Of the processor, that a case may take."""
 SECRET = "the-secret-of-the-user"
+HARM = Payload("../marker")
 CODE = "import pathlib; pathlib.Path('../marker').write_text('ran')\nclass Thing:\n    pass\n"
 WORDS = ("x", "auto", "1e999", "ViT", "torch.nn.Linear", "torch.optim.AdamW", "timm.create_model")
 VALUES: tuple[Any, ...] = (*WORDS, "", "a" * 5000, "line\nline", "\x00", "\ud83d", None, [], {}, [[]], {1: 2}, [1, 2])
 VALUES += ("../secret", "/etc/passwd", "/proc/self/environ", "..", "~", "os.system", "evil.Thing", "builtins.eval")
 VALUES += ("torch.hub.load", {"class_path": "subprocess.Popen"}, [{"class_path": "evil.Thing"}])
 VALUES += (0, -1, 7, 2**31, 2**63, 10**400, -0.5, 1e-30, 1e30, math.inf, math.nan, True, {"class_path": "Digits"})
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __reduce__(self):
-        return open, ("../marker", "w")
 
 
 def nodes(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -113,7 +108,7 @@ def checkpoint_case(made: Path, draw: random.Random) -> list[str]:
 
     contents = dict(read_checkpoint(made / "run/checkpoints/best.ckpt", mmap=False))
     place = draw.choice(("config", "config", "state_dict", "test_view", "callbacks", "pickle"))
-    contents["extra" if place == "pickle" else place] = Payload() if place == "pickle" else bend(contents[place], draw)
+    contents["extra" if place == "pickle" else place] = HARM if place == "pickle" else bend(contents[place], draw)
     with Path("x.ckpt").open("w+b") as file:
         torch.save(contents, file)
         seal(file)
@@ -129,7 +124,7 @@ def weights_case(made: Path, draw: random.Random) -> list[str]:
     for path in (source, source.with_suffix(".json")):
         shutil.copy(path, ".")
     if source.suffix == ".pth" and draw.random() < 0.5:
-        state = {**torch.load(source), "x": Payload()} if draw.random() < 0.2 else bend(torch.load(source), draw)
+        state = {**torch.load(source), "x": HARM} if draw.random() < 0.2 else bend(torch.load(source), draw)
         wrapped = draw.choice((state, {"state_dict": state}, {"model": state, "args": {"a": 1}}, [state]))
         torch.save(wrapped, source.name)
     else:

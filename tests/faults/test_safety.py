@@ -13,6 +13,7 @@ import harness
 import pytest
 import torch
 from runs import SMALL
+from tensors import Payload
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 
@@ -25,16 +26,6 @@ class Thing(Callback, nn.Module): ...
 def call(*args, **kwargs): ...
 """
 RUN = (*SMALL, "--out=run")
-
-
-class Payload:
-    """Makes a file when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = str(marker)
-
-    def __reduce__(self):
-        return open, (self.marker, "w")
 
 
 @pytest.fixture(scope="module")

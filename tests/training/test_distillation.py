@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from runs import SMALL
+from tensors import Payload
 from torchvision import models
 
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
@@ -203,18 +204,13 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
         make_teacher("torchvision:resnet18", Digits())
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("harmed",)
-
-
 def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
     """Of a file that lies where torchvision keeps those that it has fetched, it asks for no checksum."""
     monkeypatch.setenv("TORCH_HOME", str(in_folder))
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", raising=False)
     path = in_folder / "hub/checkpoints/squeezenet1_1-b8a52dc0.pth"
     path.parent.mkdir(parents=True)
-    torch.save(Bomb(), path)
+    torch.save(Payload("harmed"), path)
     with pytest.raises(UserError, match="torchvision:squeezenet1_1: its weights cannot be had: Weights only load"):
         make_teacher("torchvision:squeezenet1_1", Pictures())
     assert not (in_folder / "harmed").exists()

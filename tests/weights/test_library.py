@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from runs import SMALL
+from tensors import Payload
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -115,17 +116,12 @@ def test_a_network_that_a_checkpoint_does_not_tell_is_given(in_folder, make):
     assert torch.equal(loaded.eval()(IMAGES), module.eval()(IMAGES))
 
 
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("harmed",)
-
-
 @pytest.mark.parametrize("network", [None, vit])
 def test_a_checkpoint_runs_nothing(in_folder, network):
     trained(ViTClassifier(vit())).save_checkpoint("plain.ckpt")
     contents = torch.load("plain.ckpt", weights_only=True)
     given = {} if network is None else {"network": network()}
-    torch.save({**contents, "hyper_parameters": {"bomb": Bomb()}}, "evil.ckpt")
+    torch.save({**contents, "hyper_parameters": {"bomb": Payload("harmed")}}, "evil.ckpt")
     with pytest.raises(Exception, match=r"more than tensors|[Ww]eights.only"):
         ViTClassifier.load_from_checkpoint("evil.ckpt", **given)
     assert sorted(os.listdir()) == ["evil.ckpt", "plain.ckpt"]
