@@ -210,7 +210,7 @@ def test_every_example_in_python_runs(prepared, monkeypatch):
     sizes = {"hidden_size": 192, "num_attention_heads": 3, "num_labels": 10}
     names = {"state_dict": ViTForImageClassification(ViTConfig(**sizes)).state_dict(), "torch": torch}
     for page, code in blocks("python"):
-        if page != "parts":  # which tests/config/test_all_parts.py runs
+        if page != "parts":  # which tests/commands/test_own_parts.py runs
             exec(code.replace("max_epochs=5", 'max_epochs=1, accelerator="cpu"'), names)
     assert names["relevance"] is not None
 

@@ -1,45 +1,41 @@
-"""Runs with parts of the user's own, in files beside a config: from another folder, killed, resumed, used again."""
+"""Runs with parts of a user's own, those of the guide's one file: from another folder, killed, resumed, used again."""
 
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from processes import Running, command
+from runs import example
 
-PARTS = """import os
+from vit_lightning import UserError
+from vit_lightning.cli import main
+from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_results
+
+MORE = """
+
+import os
 import signal
 
 import numpy as np
-import torch
-from lightning.pytorch import Callback, LightningModule
-from torch.nn.functional import cross_entropy
 
 from pieces.mixing import mix
-from vit_lightning import ResidualAdd, ViTClassifier
-from vit_lightning.models.layers import NamedSequential
 
 
-class PostNorm(NamedSequential):
-    def __init__(self, emb_size, attention, feed_forward, norm, layer_scale=None, drop_path=0.0):
-        super().__init__(attention=ResidualAdd(attention), norm=norm(emb_size), feed_forward=feed_forward)
-
-
-class Mixing(torch.nn.Module):
-    def __init__(self, emb_size: int, num_heads: int, *, scale: float = 1.0):
-        super().__init__()
-        self.weight, self.scale = torch.nn.Parameter(torch.eye(emb_size)), scale
-
+class Mixing(Mixer):
     def forward(self, tokens):
-        return mix(tokens @ self.weight) * self.scale
+        return mix(super().forward(tokens))
 
 
 class WithAux(ViTClassifier):
     def __init__(self, *args, aux_weight: float = 0.3, **kwargs):
         super().__init__(*args, **kwargs)
-        self.aux_weight, self.aux = aux_weight, torch.nn.Linear(64, self.num_classes)
+        self.aux_weight, self.aux = aux_weight, nn.Linear(64, self.num_classes)
 
     def training_step(self, batch, batch_idx):
         from pieces.late import WEIGHT
@@ -58,107 +54,147 @@ class Kill(Callback):
         return {"mean": getattr(self, "mean", 0.0)}
 
 
-class Alone(LightningModule):
-    def __init__(self, num_classes, image_size, width: int = 32, lr=0.1):
-        super().__init__()
-        self.save_hyperparameters()
-        sizes = torch.nn.Linear(image_size**2, width), torch.nn.ReLU(), torch.nn.Linear(width, num_classes)
-        self.layers = torch.nn.Sequential(torch.nn.Flatten(), *sizes)
-
+class Alone(Module):
     def forward(self, images):
         return self.layers(images)
 
     def training_step(self, batch, batch_idx):
-        if os.environ.get("BREAK"):
-            return self.no_such_thing
-        return cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", cross_entropy(self(batch[0]), batch[1]), batch_size=len(batch[1]))
-
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", cross_entropy(self(batch[0]), batch[1]), batch_size=len(batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=0.9)
+        return self.no_such_thing if os.environ.get("BREAK") else super().training_step(batch, batch_idx)
 """
-
-CONFIG = """
-model:
-  {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2, block: {class_path: my_parts.PostNorm},
-   attention: {class_path: my_parts.Mixing, scale: 0.5}}
-module: {class_path: my_parts.WithAux, aux_weight: 0.5}
-trainer: {max_epochs: 1, accelerator: cpu, callbacks: [my_parts.Kill]}
-checkpoint: {every_n_steps: 5}
-"""
-
-ALONE = """
-module: {class_path: my_parts.Alone, width: 16}
-trainer: {max_epochs: 1, accelerator: cpu}
-checkpoint: {monitor: val_loss, mode: min}
-"""
+PARTS = example("all parts") + MORE
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
+def project(in_folder) -> Path:
+    folder = in_folder / "project"
     (folder / "pieces").mkdir(parents=True)
-    (folder / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens.roll(1, dims=1)\n")
+    (folder / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens / 2\n")
     (folder / "pieces" / "late.py").write_text("WEIGHT = 0.5\n")
-    (folder / "my_parts.py").write_text(PARTS)
-    (folder / "exp.yaml").write_text(CONFIG)
-    (folder / "alone.yaml").write_text(ALONE)
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "exp.yaml").write_text(example("all parts in a config"))
+    (folder / "module.yaml").write_text(example("all parts in a module"))
+    (folder / "network.yaml").write_text(example("a network in a config"))
     return folder
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-
-def test_own_block_attention_module_and_callback_are_killed_and_resumed_from_the_copies(lightning, project, tmp_path):
-    flags = "fit", "--config=project/exp.yaml"
-    assert lightning(*flags, "--out=whole").returncode == 0
-    environment = {"KILL_AT": "12", "WANDB_MODE": "disabled"}
+def test_all_parts_together_are_killed_and_resumed_from_the_copies(lightning, project, tmp_path):
+    flags = ["fit", "--config=project/exp.yaml", "--model.attention=parts.Mixing", "--data.batch_size=16"]
+    flags += ["--module.class_path=parts.WithAux", "--module.aux_weight=0.5", "--trainer.accelerator=cpu"]
+    flags += ["--trainer.callbacks=[parts.Norms, parts.Kill]", "--trainer.max_epochs=3", "--checkpoint.every_n_steps=5"]
+    whole = lightning(*flags, "--out=whole")
+    assert whole.returncode == 0, whole.stderr
+    environment = {"KILL_AT": "8", "WANDB_MODE": "disabled"}
     killed = Running(command, *flags, "--out=killed", folder=tmp_path, environment=environment).finish()
     assert killed.returncode == -9, killed.stderr
     copies = sorted(str(path.relative_to(tmp_path / "killed")) for path in (tmp_path / "killed").rglob("*.py"))
-    assert copies == ["my_parts.py", "pieces/late.py", "pieces/mixing.py"]
+    assert copies == ["parts.py", "pieces/late.py", "pieces/mixing.py"]
+    assert (tmp_path / "killed" / "parts.py").read_text() == PARTS
     (project / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens\n")
     refused = lightning(*flags, "--out=killed", "--resume=auto")
     assert refused.returncode == 2
     assert "pieces/mixing.py has changed" in refused.stderr
     assert "--allow-config-change pieces/mixing.py" in refused.stderr
-    (tmp_path / "project").rename(tmp_path / "gone")
+    project.rename(tmp_path / "gone")
     resumed = lightning("fit", "--resume=killed")
     assert resumed.returncode == 0, resumed.stderr
     assert "lightning test --ckpt killed --trust" in resumed.stdout
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    one, other = (read_checkpoint(Path(run, "checkpoints/last.ckpt"))["state_dict"] for run in ("whole", "killed"))
     assert one.keys() == other.keys()
     assert "aux.weight" in one
     assert all(torch.equal(one[name], other[name]) for name in one)
     tested = lightning("test", "--ckpt=killed", "--trust", "--out=tested")
     assert tested.returncode == 0, tested.stderr
-    results = json.loads((tmp_path / "killed" / "results.json").read_text())
-    assert json.loads((tmp_path / "tested" / "results.json").read_text())["test/acc"] == results["test/acc"]
+    results = read_results(Path("killed"))
+    assert {"val/worst", "test/worst", "val/acc"} <= set(results)
+    assert json.loads(Path("tested/results.json").read_text())["test/acc"] == results["test/acc"]
 
 
 def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(lightning, project, tmp_path):
-    flags = "fit", "--config=project/alone.yaml"
+    flags = ["fit", "--config=project/module.yaml", "--module=parts.Alone", "--trainer.max_epochs=2"]
+    flags += ["--trainer.accelerator=cpu"]
     result = lightning(*flags, "--out=run")
     assert result.returncode == 0, result.stderr
     assert "test_step of Alone returns no logits" in result.stdout
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert 0.0 < results["test_loss"] < 2.3
-    assert results["val_loss"] < 2.3
+    results = read_results(Path("run"))
+    assert {"val/acc", "test/acc"} <= set(results)
     predicted = lightning("predict", "--ckpt=run", "--trust", "--out=predicted")
     assert predicted.returncode == 0, predicted.stderr
-    rows = list(csv.DictReader((tmp_path / "predicted" / "predictions.csv").open()))
-    assert len(rows) == 360
-    assert sum(row["label"] == row["prediction"] for row in rows) > 100
+    rows = list(csv.DictReader(Path("predicted/predictions.csv").read_text().splitlines()))
+    assert len(rows) == 12, "a fifth of the images"
+    assert sum(row["label"] == row["prediction"] for row in rows) / 12 == pytest.approx(results["test/acc"])
     breaks = {**os.environ, "BREAK": "1"}
     broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment=breaks).finish()
     assert broken.returncode == 1
-    assert "project/my_parts.py, line 62\n    return self.no_such_thing" in broken.stderr
+    line = PARTS[: PARTS.index("return self.no_such_thing")].count("\n") + 1
+    assert f"project/parts.py, line {line}\n    return self.no_such_thing" in broken.stderr
     assert "AttributeError: 'Alone' object has no attribute 'no_such_thing'" in broken.stderr
     assert len(broken.stderr.splitlines()) < 15
-    assert "training_step" in (tmp_path / "broken" / "error.log").read_text()
+    assert "training_step" in Path("broken/error.log").read_text()
+
+
+QUICK = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.accelerator=cpu")
+
+
+def test_a_data_module_of_the_same_file_trains_too(project):
+    flags = ("--config=project/exp.yaml", "--data.class_path=parts.Batches")
+    assert main(["fit", *flags, *QUICK, "--out=run"]) == 0
+    assert {"val/acc", "test/acc"} <= set(read_results(Path("run")))
+
+
+def test_a_network_a_classifier_and_data_beside_the_config_are_used_from_another_folder(project, monkeypatch):
+    (project / "away").mkdir()
+    monkeypatch.chdir(project / "away")
+    callback = "--trainer.callbacks=[{class_path: parts.Norms, every: 1}]"
+    words = ["fit", "--config=../network.yaml", "--trainer.log_every_n_steps=1", callback]
+    assert main([*words, *QUICK, "--data.batch_size=30", "--out=run"]) == 0
+    results = read_results(Path("run"))
+    assert 0.0 < results["train/brier"] < 1.0
+    assert results["parameters"] == 64 * 32 + 32 + 32 * 2 + 2
+    assert any("norm" in json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines())
+    assert Path("run/parts.py").is_file()
+
+
+OPTIONS = {
+    "model.block": ("Block", "scale", 0.5),
+    "model.attention": ("Mixer", "scale", 0.5),
+    "model.feed_forward": ("Wide", "factor", 2),
+    "model.pool": ("Top", "count", 3),
+    "loss": ("focal", "gamma", 1.5),
+    "optimizer": ("Sign", "beta", 0.5),
+    "data.augment": ("darker", "most", 0.2),
+    "metrics": ("Worst", "power", 2.0),
+    "trainer.callbacks": ("Norms", "every", 5),
+}
+
+
+@pytest.mark.parametrize(("number", "place"), list(enumerate(OPTIONS)))
+def test_each_part_takes_an_option_of_its_own_typed_or_not(project, number, place):
+    """Also where its class had none: an argument is added, with a type or without one."""
+    name, option, value = OPTIONS[place]
+    own = f"added: {type(value).__name__} = {value!r}" if number % 2 else f"added={value!r}"
+    pattern = rf"(class {name}\b.*?def __init__\(.*?|def {name}\(.*?)\):"
+    (project / "parts.py").write_text(re.sub(pattern, rf"\1, {own}):", PARTS, count=1, flags=re.DOTALL))
+    given = {"class_path": f"parts.{name}", "added": value, option: value}
+    listed = place in ("data.augment", "metrics", "trainer.callbacks")
+    flag = f"--{place}={json.dumps([given] if listed else given)}"
+    config = resolve(["--config=project/exp.yaml", flag]).config
+    node = config
+    for key in place.split("."):
+        node = (node.get("init_args", node) if isinstance(node, dict) else node)[key]
+    arguments = (node[0] if listed else node)["init_args"]
+    assert arguments["added"] == arguments[option] == value
+    with pytest.raises(UserError, match=rf"{re.escape(place)}.*addded=.*there is no such option|addded"):
+        resolve(["--config=project/exp.yaml", flag.replace('"added"', '"addded"')])
+
+
+def test_options_that_a_module_does_not_take_are_refused_in_a_file_as_on_the_command_line(project):
+    base = project / "base.yaml"
+    base.write_text("optimizer: {lr: 1e-3, warmup_epochs: 0}\ndata: {class_path: parts.Images}\n")
+    words = [f"--config={base}", "--module=parts.Module"]
+    expected = "optimizer.lr=0.001, optimizer.warmup_epochs=0: module.class_path=parts.Module takes no optimizer (--"
+    with pytest.raises(UserError, match=re.escape(expected)):
+        resolve(words)
+    assert not resolve([*words, "--optimizer=null"]).config["optimizer"]
+    words[0] = "--config=project/module.yaml"
+    with pytest.raises(UserError, match=r"optimizer\.name=sgd: module"):
+        resolve([*words, "--optimizer.name=sgd"])

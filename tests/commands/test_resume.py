@@ -30,6 +30,7 @@ def test_auto_continues_with_the_newest_run_of_the_same_config_that_is_not_over(
     results.unlink()
     assert start("--resume=auto")["test/loss"] == trained[1]["test/loss"]
     assert runs() == ["0"]
+    assert [row["step"] for row in read_metrics(results.parent) if "test/acc" in row] == [21]
     start("--resume=auto")
     assert len(runs()) == 2, "what is over does not go on"
     results.unlink()
@@ -116,11 +117,3 @@ def test_what_writes_checkpoints_is_not_for_the_config(in_folder, capsys):
     plugin = '--trainer.plugins=[{"class_path": "lightning.pytorch.plugins.AsyncCheckpointIO"}]'
     assert main(["fit", *SMALL, plugin]) == 2
     assert "trainer.plugins: a CheckpointIO cannot be given" in capsys.readouterr().err
-
-
-def test_the_row_of_the_test_stands_at_the_last_step_also_after_a_restart(results):
-    leave = Path("out/results.json")
-    leave.unlink()
-    start("--out=out", "--resume=auto")
-    tested = [row["step"] for row in read_metrics(Path("out")) if "test/acc" in row]
-    assert tested == [21]

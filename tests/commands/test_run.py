@@ -150,12 +150,10 @@ def test_a_warm_up_that_is_longer_than_the_training_ends_with_it_and_says_at_whi
     assert f"{said} learning rate only rises, to {lr:g} in the last step" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", ["val_check_interval=500", "limit_val_batches=1.5", "max_time=soon"])
-def test_what_lightning_refuses_of_its_trainer_is_one_line_and_leaves_no_folder(in_folder, capsys, option):
-    assert main(["fit", *SMALL, f"--trainer.{option}", "--out=out"]) == 2
-    refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lightning fit: ")]
-    assert len(refused) == 1
-    assert option.split("=")[0] in refused[0]
+def test_what_lightning_refuses_of_its_trainer_is_one_line_and_leaves_no_folder(in_folder, capsys):
+    assert main(["fit", *SMALL, "--trainer.val_check_interval=500", "--out=out"]) == 2
+    (refused,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lightning fit: ")]
+    assert "val_check_interval" in refused
     assert not list(in_folder.iterdir())
 
 
@@ -189,13 +187,6 @@ def test_the_profile_is_printed_and_kept(in_folder, capsys):
         assert Path(f"out/{stage}-profile.txt").read_text().strip() in said.out
     assert "run_training_batch" in said.out
     assert "Trainable params" in said.out + said.err
-
-
-def test_a_folder_in_use_is_refused_before_training(results):
-    before = Path("out/results.json").read_bytes()
-    with pytest.raises(UserError, match="out=out is there already"):
-        run()
-    assert Path("out/results.json").read_bytes() == before
 
 
 def claim(barrier, folders, parent):
@@ -269,16 +260,6 @@ def test_test_predictions_agree_with_the_accuracy(results):
     assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["test/acc"])
     assert 0.1 <= table["confidence"].min() <= table["confidence"].max() <= 1
     assert Path("out/test_predictions.npz").stat().st_size < 8000
-
-
-def test_a_config_s_own_checkpoints_do_not_stand_in_the_way_of_testing(in_folder):
-    Path("page.yaml").write_text(
-        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {monitor: val/loss}}]}\n"
-    )
-    results = run("--config=page.yaml")
-    assert {path.name for path in Path("out/checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "previous.ckpt"}
-    assert len(list(Path("out/model_checkpoints").iterdir())) == 1
-    assert evaluate(resolve(["--ckpt=out"], "test"), "test")["test/acc"] == results["test/acc"]
 
 
 def test_a_test_without_batches_leaves_a_run(in_folder):

@@ -46,7 +46,10 @@ COMMANDS = {
     f"fit digits.yaml --optimizer.lr=1{'0' * 400}": "optimizer.lr=10 ... 0 must be a finite float",
     "fit digits.yaml --trust=yes": "trust=yes must be true or false",
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
-    "fit digits.yaml --out=flat": "out=flat ... not empty",
+    "fit digits.yaml --out=run": "out=run is there already and not empty",
+    "fit digits.yaml --trainer.limit_val_batches=1.5": "limit_val_batches",
+    "fit digits.yaml --trainer.max_time=soon": "max_time",
+    "fit digits.yaml --trainer.enable_checkpointing=false": "a run keeps checkpoints, from which it is resumed (leave",
     "fit digits.yaml --ckpt_path=run": (
         "ckpt=run: there is no such option (--init_from=SOURCE starts ... lightning fit --resume=RUN resumes a run)"
     ),
@@ -99,11 +102,10 @@ COMMANDS = {
     "ablate cifar10_cpu": "is a config, not a plan",
     "ablate nowhere.yaml": "No such file",
     "ablate plan.yaml --patience=0": "patience=0 must be above 0",
-    "ablate --dryrun --workers=x --launcher=pbs --compare.max_seeds=9 --model.depth=2": [
+    "ablate --dryrun --workers=x --compare.max_seeds=9 --model.depth=2": [
         "PLAN is missing",
         "did you mean dry_run?",
         "workers=x must be",
-        "launcher=pbs must be",
         "compare.max_seeds=9: write it into the plan",
         "model.depth=2: write it into the plan",
     ],

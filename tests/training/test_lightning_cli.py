@@ -118,8 +118,15 @@ class Holder(Lit):
         self.layers = network
 """
 CONFIG = """
+seed_everything: true
+ckpt_path: null
 trainer:
   accelerator: cpu
+  default_root_dir: null
+  enable_checkpointing: null
+  use_distributed_sampler: true
+  barebones: false
+  logger: null
   max_epochs: 4
   callbacks:
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
@@ -200,6 +207,7 @@ def test_a_config_of_lightning_s_command_line_runs_with_its_classes_monitor_and_
     """The module's num_classes is that of the data; ModelCheckpoint's monitor chooses best.ckpt, too."""
     assert main([*FIT, "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2", "--out=run"]) == 0
     config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert resolve(["--config=run/config.yaml"]).config == config
     assert (config["checkpoint"]["monitor"], config["checkpoint"]["mode"]) == ("val_loss", "min")
     assert config["data"]["init_args"]["num_classes"] == 3
     assert config["module"] == {"class_path": "cli_parts.Lit", "init_args": {"hidden": 16}}
