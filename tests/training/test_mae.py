@@ -203,6 +203,7 @@ def test_commands_take_its_run_or_refuse_it(in_folder, capsys):
     fit(resolve([*RUN[1:], "--out=run"]))
     for command in ("embed", "inspect", "test"):
         assert main([command, "--ckpt=run"]) == 0
+    assert "without names" not in "".join(capsys.readouterr())
     assert main(["predict", "--ckpt=run"]) != 0
     assert "MAE learns without labels and predicts no classes" in capsys.readouterr().err
 

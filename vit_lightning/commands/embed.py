@@ -125,7 +125,8 @@ def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
     with named("data."):
         data.check()
         data.setup({"val": "validate", "train": "fit"}.get(split, split))
-    if note := data.take_classes(source.class_names, f"the model of ckpt={source.place}"):
+    names = source.class_names  # none of a masked autoencoder
+    if names and (note := data.take_classes(names, f"the model of ckpt={source.place}")):
         say(row("warning", note))
     return data
 
