@@ -159,7 +159,7 @@ def test_losses_that_differ_in_kind_share_no_panel():
     assert [axis.get_ylabel() for axis in plain] == ["loss", "accuracy"]
     with_rate = curves([*rows, {"step": 9, "lr": 0.001}], "run").axes
     assert [axis.get_ylabel() for axis in with_rate] == ["loss", "accuracy", "learning rate"]
-    assert [axis.get_ylabel() for axis in smoothed][:2] == ["training loss", "cross entropy"]
+    assert [axis.get_ylabel() for axis in smoothed][:2] == ["training loss", "validation loss"]
     assert smoothed[0].get_title() == "label smoothing 0.1"
     assert plain[1].get_title().endswith(": 25.00 %")
     assert smoothed[1].get_title().endswith(": 2.0000")

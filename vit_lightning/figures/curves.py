@@ -96,7 +96,7 @@ def curves(
     training = [*batches, ("train/loss", TRAIN)]
     panels = {"loss": [*training, ("val/loss", VAL)]}
     if objective:
-        panels = {"training loss": training, "cross entropy": [("val/loss", VAL)]}
+        panels = {"training loss": training, "validation loss": [("val/loss", VAL)]}
     panels["accuracy"] = [("train/acc", TRAIN), ("val/acc", VAL)]
     panels["learning rate"] = [("lr", LR)]
     # a module of the user's may log other names
