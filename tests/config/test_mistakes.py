@@ -252,13 +252,12 @@ VALUES = {
         "distillation.teacher=nowhere is neither a run folder nor a file",
     ],
     "fit digits.yaml --trainer.limit_train_batches=0 --seed_everything=4294967296 --data.split_seed=4294967296"
-    " --checkpoint.every_n_steps=0 --checkpoint.every_minutes=-1 --experiment=../x --trainer.max_epochs=0"
+    " --checkpoint.every_n_steps=0 --experiment=../x --trainer.max_epochs=0"
     " --trainer.gradient_clip_val=-1": [
         "trainer.limit_train_batches=0 must be above 0",
         "seed_everything=4294967296 must be at least 0 and below 2**32",
         "data.split_seed=4294967296 must be below 2**32",
         "checkpoint.every_n_steps=0 must be at least 1",
-        "checkpoint.every_minutes=-1.0 must be at least 0",
         "experiment=../x must be a plain name",
         "trainer.max_epochs=0 must be at least 1",
         "trainer.gradient_clip_val=-1 must be at least 0",

@@ -234,7 +234,7 @@ def test_mixing_has_its_probability_and_ends_where_it_is_asked_to():
     assert not any(of_epochs[1])
 
 
-STRONG = [RandomResizedCrop((0.3, 1.0)), RandAugment(), ThreeAugment(max_sigma=1.0), HorizontalFlip()]
+STRONG = [RandomResizedCrop((0.3, 1.0)), RandAugment(), ThreeAugment(), HorizontalFlip()]
 
 
 def prepared(data: Digits, requests) -> dict[int, torch.Tensor]:

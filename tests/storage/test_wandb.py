@@ -114,20 +114,14 @@ def assert_values(told: dict[str, Any], facts: dict[str, Any]) -> None:
     assert told["config"]["_wandb"]["visualize"]["validation/confusion"]
 
 
-def test_divergence_failure_and_preemption_are_told(tmp_path):
+def test_preemption_is_told(tmp_path):
     """A run that W&B's agent ends by SIGTERM is not marked, since W&B itself has stopped it."""
     home = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")} | {"HOME": str(tmp_path)}
     done = Running(end_runs, folder=tmp_path, environment=home).finish()
     assert done.returncode == 0, done.stderr
     told = {path.parent.parent.parent.name: read_wandb_file(path) for path in tmp_path.rglob("*.wandb")}
-    assert {name: (run["alerts"], run["preempting"]) for name, run in told.items()} == {
-        "bad": ([("ERROR", "bad diverged", "Diverged: loss is nan")], False),
-        "lost": ([("ERROR", "lost failed", "OSError: gone api_key=***")], False),
-        "cut": ([], True),
-        "queued": ([], True),
-        "stopped": ([], False),
-        "again": ([], True),
-    }
+    preempted = {"bad": False, "lost": False, "cut": True, "queued": True, "stopped": False, "again": True}
+    assert {name: run["preempting"] for name, run in told.items()} == preempted
 
 
 class Broken:
@@ -210,9 +204,8 @@ def test_a_key_in_a_flag_is_masked_in_config_command_and_artifact(tmp_path):
 
 
 def test_a_server_that_answers_gets_everything_and_no_secret(tmp_path, server):
-    flags = ("--wandb.log_model=true", "--wandb.registry=model/digits")
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
-    assert "lacks" not in fit(tmp_path, *flags, **online)
+    assert "lacks" not in fit(tmp_path, "--wandb.log_model=true", **online)
     assert_delivered(server.rows.values(), tmp_path / "run")
     (run_id,) = server.runs
     sent = {sent["artifactCollectionName"]: sent for sent in server.artifacts}
@@ -223,9 +216,6 @@ def test_a_server_that_answers_gets_everything_and_no_secret(tmp_path, server):
     models = [sent for sent in server.artifacts if sent["artifactCollectionName"] == f"model-{run_id}"]
     aliases = [{alias["alias"] for alias in model["aliases"]} for model in models]
     assert aliases == [{"last", "latest"}, {"best", "latest"}]
-    (link,) = server.links
-    place = {"entityName": "org-entity", "projectName": "wandb-registry-model", "artifactPortfolioName": "digits"}
-    assert {**link, "artifactID": models[-1]["id"], **place} == link
     checkpoint = read_checkpoint(tmp_path / "run/checkpoints/best.ckpt")
     for model in models:
         facts = json.loads(model["metadata"])

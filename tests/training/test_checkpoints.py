@@ -109,12 +109,6 @@ def test_nothing_is_written_while_gradients_accumulate_and_in_an_epoch_s_last_ba
     assert all(ready % accumulate == 0 or ready == 7 for ready, _, _ in writes.moments)
 
 
-def test_time_makes_last_fall_due(tmp_path):
-    writes = Writes()
-    fit(tmp_path, writes, config=CheckpointConfig(every_minutes=0.0), max_epochs=1, limit_val_batches=0)
-    assert [ready for ready, _, _ in writes.moments] == [0, 1, 2, 3, 4, 5, 6, 7, 7]  # 0 is the trial
-
-
 def test_last_is_written_at_the_end_of_some_epochs_alone(tmp_path):
     writes = Writes()
     config = CheckpointConfig(every_n_epochs=2, monitor="none", mode="max")

@@ -308,22 +308,20 @@ class ThreeAugment(Augmentation):
 
     Args:
         jitter: strength of the jitter of brightness, contrast and saturation.
-        max_sigma: largest standard deviation of the blur, in pixels; the smallest is 0.1.
     """
 
-    def __init__(self, jitter: float = 0.3, max_sigma: float = 2.0) -> None:
-        refuse(at_least(0.1, max_sigma=max_sigma), at_least(0, jitter=jitter), prefix="augment.ThreeAugment.")
-        self.max_sigma = max_sigma
+    def __init__(self, jitter: float = 0.3) -> None:
+        refuse(at_least(0, jitter=jitter), prefix="augment.ThreeAugment.")
         self.jitter = ColorJitter(jitter, jitter, jitter)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         kind, strength = uniform(keys, range(1, 3))
         which = (kind * 3).long()
-        sigma = 0.1 + strength * (self.max_sigma - 0.1)
+        sigma = 0.1 + strength * 1.9  # pixels
         changes: dict[int, operations.Change] = {
             0: lambda images, _: operations.grayscale(images),
             1: lambda images, sigma: operations.solarize(images, torch.full_like(sigma, 128.0)),
-            2: lambda images, sigma: operations.gaussian_blur(images, sigma, self.max_sigma),
+            2: lambda images, sigma: operations.gaussian_blur(images, sigma, 2.0),
         }
         if operations.host_chooses(images):
             changed = operations.change_each(images, which, sigma, changes)

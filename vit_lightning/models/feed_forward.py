@@ -22,16 +22,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def _hidden_size(
-    emb_size: int, expansion: float, activation: str, *, dropout: float, output_dropout: float | None = None
-) -> int:
+def _hidden_size(emb_size: int, expansion: float, activation: str, *, dropout: float) -> int:
     """Returns the width of the hidden layer, or raises all problems of a feed-forward part's arguments."""
     hidden = round(expansion * emb_size)
     refuse(
         probabilities(dropout=dropout),
         [] if hidden > 0 else [f"expansion={expansion} leaves no hidden layer"],
         choice("activation", activation, ACTIVATIONS),
-        probabilities(output_dropout=output_dropout),
     )
     return hidden
 
@@ -46,7 +43,6 @@ class FeedForwardBlock(NamedSequential):
         bias: whether both layers have a bias.
         norm: norm of the hidden layer after its activation; none when not given.
         dropout: dropout probability after the activation and after the output layer.
-        output_dropout: dropout probability after the output layer; ``dropout`` when not given.
     """
 
     def __init__(
@@ -58,16 +54,15 @@ class FeedForwardBlock(NamedSequential):
         bias: bool = True,
         norm: Layer | None = None,
         dropout: float = 0.0,
-        output_dropout: float | None = None,
     ) -> None:
-        hidden = _hidden_size(emb_size, expansion, activation, dropout=dropout, output_dropout=output_dropout)
+        hidden = _hidden_size(emb_size, expansion, activation, dropout=dropout)
         super().__init__(
             expand=nn.Linear(emb_size, hidden, bias=bias),
             activation=ACTIVATIONS[activation](),
             dropout=nn.Dropout(dropout),
             norm=None if norm is None else norm(hidden),
             contract=nn.Linear(hidden, emb_size, bias=bias),
-            output_dropout=nn.Dropout(dropout if output_dropout is None else output_dropout),
+            output_dropout=nn.Dropout(dropout),
         )
 
 

@@ -15,7 +15,7 @@ UPLOAD_SECONDS = 900
 """Seconds that the upload of a checkpoint may take."""
 
 
-def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None:
+def log_models(wandb: Any, run: Any, folder: Path) -> None:
     """Logs the last and the best checkpoint of a run folder as versions of one artifact.
 
     A version has the checkpoint at its place in a run folder, and ``config.yaml`` without keys: it can be used as one.
@@ -34,8 +34,6 @@ def log_models(wandb: Any, run: Any, folder: Path, registry: str | None) -> None
         return
     for version in versions:
         version.wait(UPLOAD_SECONDS)
-    if versions and registry is not None:
-        run.link_artifact(versions[-1], f"wandb-registry-{registry}")
 
 
 def facts_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import DummyExperiment  # type: ignore[attr-defined]
 from lightning.pytorch.utilities import rank_zero_only
 
-from vit_lightning.errors import Diverged, UserError, first_line, one_line
+from vit_lightning.errors import first_line
 from vit_lightning.metric_facts import goal_of, metric_names
 from vit_lightning.storage.credentials import masked
 from vit_lightning.storage.folder import read_json
@@ -52,8 +52,6 @@ class WandbConfig:
         code: whether to upload the Python files of the config and what git diff says of the working folder.
         log_model: whether to upload the last and the best checkpoint as versions of the artifact model-ID with these
             aliases, with the config, all paths in them.
-        registry: collection of W&B's registry to which the best checkpoint is linked with log_model, such as
-            model/digits.
     """
 
     mode: Literal["online", "offline", "disabled"] | None = None
@@ -66,7 +64,6 @@ class WandbConfig:
     notes: str | None = None
     code: bool = False
     log_model: bool = False
-    registry: str | None = None
 
 
 class RunLogger(WandbLogger):
@@ -225,7 +222,7 @@ class RunLogger(WandbLogger):
         self._log(lambda wandb: tables(wandb, self.folder), results["steps"])
         self.log_summary(results)
         if self.config.log_model:
-            self._try(lambda run: log_models(self._wandb, run, self.folder, self.config.registry))
+            self._try(lambda run: log_models(self._wandb, run, self.folder))
 
     def log_summary(self, values: Mapping[str, Any]) -> None:
         """Sets final values of the run, beside the best of all: ``val/acc.best``, ``val/acc.max``."""
@@ -238,21 +235,14 @@ class RunLogger(WandbLogger):
 
         self._try(summarise)
 
-    def alert(self, title: str, text: str, level: Literal["INFO", "WARN", "ERROR"] = "INFO") -> None:
-        """Sends an alert, which W&B hands on by e-mail or Slack to those who want it."""
-        self._try(lambda run: run.alert(title[:63], masked(text), level))
-
     @rank_zero_only
     def finish(self, exit_code: int = 0, fault: BaseException | None = None) -> None:
         """Ends the run and waits a limited time for the upload; tells W&B why, if a fault ends it.
 
         W&B starts a run again that was stopped by a cluster, as agents of a sweep do.
         """
-        if isinstance(fault, Exception) and (self._has_begun or type(fault) is not UserError):
-            how = "diverged" if isinstance(fault, Diverged) else "failed"
-            self.alert(f"{self.folder.name} {how}", one_line(fault), "ERROR")
         # an agent itself ends a run by SIGTERM, which W&B has stopped and is not to start again
-        elif self._has_begun and getattr(fault, "code", None) in PREEMPTED["WANDB_SWEEP_ID" in os.environ :]:
+        if self._has_begun and getattr(fault, "code", None) in PREEMPTED["WANDB_SWEEP_ID" in os.environ :]:
             self._try(lambda run: run.mark_preempting())
         if self._experiment is not None:
             self._try(lambda run: run.finish(exit_code), ends=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from vit_lightning.metric_facts import STEP_METRICS, goal_of
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.storage.folder import is_first
 from vit_lightning.training import lightning_detours as detours
-from vit_lightning.training.callbacks import Agreement
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.monitor import FiniteGuard
 
@@ -37,19 +35,16 @@ class CheckpointConfig:
             LightningModule of your own that is no accuracy and no loss by its name.
         every_n_epochs: epochs after which last.ckpt is written again; more than 1 where epochs take seconds.
         every_n_steps: optimizer steps after which last.ckpt is written again.
-        every_minutes: minutes after which last.ckpt is written again.
     """
 
     monitor: str = "val/acc"
     mode: Literal["max", "min"] | None = None
     every_n_epochs: int = 1
     every_n_steps: int | None = None
-    every_minutes: float | None = None
 
     def __post_init__(self) -> None:
         refuse(
             at_least(1, every_n_epochs=self.every_n_epochs, every_n_steps=self.every_n_steps),
-            at_least(0, every_minutes=self.every_minutes),
         )
         if self.mode is None and (goal := goal_of(self.monitor)):
             self.mode = "max" if goal == "maximize" else "min"
@@ -84,8 +79,7 @@ class Checkpoints(Checkpoint):
         self.best_step = 0
         self._saved_step = self._written_step = -1  # they differ while a disk is full
         self._validated_step = -1
-        self._saved_time = time.monotonic()
-        self._due, self._late = False, Agreement()
+        self._due = False
         self._writing: Path | None = None  # not yet known to be written
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._lost_step = 0  # of a better one that a disk has not taken
@@ -122,15 +116,10 @@ class Checkpoints(Checkpoint):
             if not written:  # a warning has said why; the cause tells fit to keep the run folder
                 text = f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept"
                 raise UserError(text) from OSError(f"{trial} was not written")
-        self._saved_time = time.monotonic()
         detours.call_after_batches(trainer, lambda: self._end_batch(trainer))
 
     def _end_batch(self, trainer: Trainer) -> None:
-        every_minutes, every_n_steps = self.settings.every_minutes, self.settings.every_n_steps
-        if every_minutes is not None:
-            is_late = time.monotonic() - self._saved_time >= 60.0 * every_minutes
-            late_since = self._late.largest(trainer, trainer.global_step if is_late else 0)
-            self._due |= late_since > max(0, self._saved_step)  # else another save has come meanwhile
+        every_n_steps = self.settings.every_n_steps
         if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
             self._due = True
         if self._due or detours.validates_now(trainer):
@@ -207,7 +196,7 @@ class Checkpoints(Checkpoint):
 
     def _begin_last(self, trainer: Trainer) -> None:
         self.finish(trainer)
-        self._saved_step, self._saved_time, self._due = trainer.global_step, time.monotonic(), False
+        self._saved_step, self._due = trainer.global_step, False
         self._begin(trainer, self.last)
 
     def has_last(self, trainer: Trainer) -> bool:
