@@ -249,6 +249,60 @@ class Following(Logging):
 """
 
 
+LATE = """
+class Late(Logging):
+    def __init__(self):
+        super().__init__()
+        self.layer = self.average = None
+    def make(self):
+        if self.layer is None:
+            self.layer, self.average = nn.Linear(64, 10), nn.Linear(64, 10).requires_grad_(False)
+    def test_step(self, batch, batch_idx):
+        right = self.layer(batch[0].flatten(1)).argmax(1) == batch[1]
+        self.log("test/acc", right.float().mean(), batch_size=len(right))
+
+class InSetup(Late):
+    def setup(self, stage): self.make()
+
+class Configured(Late):
+    def configure_model(self): self.make()
+
+class Partial(Late):
+    def __init__(self):
+        super().__init__()
+        self.strict_loading = False
+        self.make()
+    def state_dict(self, *args, **kwargs):
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "average" not in name}
+
+class Filled(Configured):
+    def on_save_checkpoint(self, checkpoint):
+        for name in ("average.weight", "average.bias"):
+            del checkpoint["state_dict"][name]
+    def on_load_checkpoint(self, checkpoint):
+        checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["InSetup", "Partial", *(pytest.param(name, marks=pytest.mark.full) for name in ("Configured", "Filled"))]
+)
+def test_layers_that_are_made_late_and_a_part_of_the_weights_are_restored_as_in_lightning(in_folder, name):
+    """PL#5410, PL#19281, PL#18829: they could be trained, but neither tested nor resumed."""
+    (in_folder / "late.py").write_text(LOGGING + LATE)
+    flags = [flag for flag in RUN if not flag.startswith(("--model", "--test"))] + [f"--module=late.{name}"]
+    assert main([*flags, "--out=whole"]) == 0
+    with killed_after(4):
+        main([*flags, "--out=run"])
+    assert main(["fit", "--resume=run"]) == 0
+    assert main(["test", "--ckpt=run", "--trust", "--out=again"]) == 0
+    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "run"))
+    assert all(torch.equal(value, run[name]) for name, value in whole.items())
+    found = {json.loads(Path(name, "results.json").read_text())["test/acc"] for name in ("whole", "run", "again")}
+    assert len(found) == 1
+    assert min(found) > 0.5  # a network of other weights has 0.1
+
+
 BY_HAND = """
 import os, signal
 from lightning.pytorch import Callback

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
 from vit_lightning.classes import differences
@@ -14,6 +14,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import data_facts, module_from
 from vit_lightning.config.together import beside_replays, compiler_problems
 from vit_lightning.data.base import ImageData
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
@@ -63,6 +64,7 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
             head = head_state(module)
         elif names := (checkpoint.get("test_view") or {}).get("class_names"):
             refuse(differences(experiment.data.place, own, f"init_from={place}", names, "give reset_head=true"))
+        module.configure_model()
         load_weights(module, checkpoint, path)
         module.load_state_dict(head, strict=False)
         return
@@ -78,9 +80,18 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:
-    """Loads the weights of a checkpoint into a module of the same architecture; metrics keep their own counts."""
+    """Loads the weights of a checkpoint into a module of the same architecture; metrics keep their own counts.
+
+    A module of the user's is restored as Lightning does it: it may have kept a part of its weights.
+    """
     if not isinstance(module, ViTClassifier):
-        load_network(module, checkpoint, path, prefix="")
+        module.on_load_checkpoint(checkpoint)
+        try:
+            module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+        except RuntimeError as fault:
+            _, *problems = str(fault).split("\n\t")
+            text = "; ".join(problems)[:300]
+            raise UserError(f"{path} is of another architecture than the model: {text}") from fault
         return
     load_network(module.network, checkpoint, path)
     if type(module) is not ViTClassifier:
@@ -88,6 +99,18 @@ def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path
         others = ("network.", "train_metrics.", "val_metrics.", "test_metrics.")
         own = {name: state[name] for name in module.state_dict() if name in state and not name.startswith(others)}
         module.load_state_dict(own, strict=False)
+
+
+class Restored(Callback):
+    """The weights of a module of the user's, whose layers ``setup`` or ``configure_model`` may have to make first."""
+
+    def __init__(self, checkpoint: dict[str, Any], path: Path) -> None:
+        self.checkpoint, self.path = checkpoint, path
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        load_weights(pl_module, self.checkpoint, self.path)
+
+    on_validation_start = on_predict_start = on_test_start
 
 
 def compile_chosen(module: LightningModule, experiment: Experiment, trainer: Trainer) -> bool:

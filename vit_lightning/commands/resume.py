@@ -17,7 +17,6 @@ from lightning.pytorch.loggers import Logger
 
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import say
-from vit_lightning.commands.module import network_of
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import changes, read_flags
 from vit_lightning.config.options import Resume
@@ -115,9 +114,8 @@ class Resumed:
             path and contents of the checkpoint; None and an empty one without any.
         """
         path, checkpoint, complaints = self.restored or (None, {}, [])
-        if path is not None:
-            prefix = "network." if isinstance(module, ViTClassifier) else ""
-            network_weights(network_of(module), checkpoint, path, prefix)
+        if path is not None and isinstance(module, ViTClassifier):  # Lightning restores those of the user
+            network_weights(module.network, checkpoint, path)
         for complaint in complaints:
             warnings.warn(f"{complaint}: falling back to {path.name if path else None}", stacklevel=2)
         remove_partial_files(self.folder)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from vit_lightning.commands.console import row, say, stage_lines
 from vit_lightning.commands.load import Prediction, top_classes
-from vit_lightning.commands.module import compile_chosen, load_weights, make_module
+from vit_lightning.commands.module import Restored, compile_chosen, load_weights, make_module
 from vit_lightning.commands.session import Results, logged, make_trainer, measure_test, session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
@@ -34,20 +34,21 @@ SHOWN_LINES = 20
 """Largest number of images whose predictions are printed; they are written in any case."""
 
 
-def load_trained(experiment: Experiment) -> tuple[LightningModule, Path]:
-    """Returns the LightningModule with the weights of ``ckpt``, and the checkpoint file that they come from."""
+def load_trained(experiment: Experiment) -> tuple[LightningModule, Path, list[Callback]]:
+    """Returns the LightningModule of ``ckpt``, its file, and what loads the weights where that is still to do."""
     assert experiment.trained is not None
     path, checkpoint, notes = experiment.trained
     for note in notes:
         say(row("warning", note))
     module = make_module(experiment)
-    if isinstance(module, ViTClassifier):
-        given = experiment.data.image_size, experiment.config["resize_positions"]
-        checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)
-        if changed:
-            say(row("image size", changed))
+    if not isinstance(module, ViTClassifier):
+        return module, path, [Restored(checkpoint, path)]
+    given = experiment.data.image_size, experiment.config["resize_positions"]
+    checkpoint, changed = with_resized_positions(checkpoint, module.network, *given)
+    if changed:
+        say(row("image size", changed))
     load_weights(module, checkpoint, path)
-    return module, path
+    return module, path, []
 
 
 def validate(experiment: Experiment) -> Results:
@@ -64,9 +65,10 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
     """Measures the model of ``ckpt``; writes ``results.json`` and, of a test, its report to a new folder."""
     data = experiment.data
     with session(experiment, stage) as folder:
-        module, path = load_trained(experiment)
+        module, path, restored = load_trained(experiment)
         predictions = TestPredictions()
-        trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, [predictions], [])
+        callbacks = [predictions, *restored]
+        trainer = make_trainer(experiment.make_trainer_arguments({"logger": False}), folder, callbacks, [])
         if experiment.config["compile"] != AUTO:  # which would not pay for one pass
             compile_chosen(module, experiment, trainer)
         if stage == "validate":
@@ -153,8 +155,8 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
 
 def _run_network(experiment: Experiment, folder: Path, given: Mapping[str, Any]) -> tuple[Trainer, dict[str, Tensor]]:
     """Returns the Trainer, and what ``classify`` tells of all images of this process."""
-    module, _ = load_trained(experiment)
-    trainer = make_trainer(experiment.make_trainer_arguments({"logger": False, **given}), folder, [], [])
+    module, _, restored = load_trained(experiment)
+    trainer = make_trainer(experiment.make_trainer_arguments({"logger": False, **given}), folder, restored, [])
     batches: list[Any] = trainer.predict(module, datamodule=experiment.data) or []
     if other := next((type(batch).__name__ for batch in batches if not isinstance(batch, Mapping)), None):
         way_out = "leave it out, for the softmax of forward, or use Lightning's Trainer.predict"
