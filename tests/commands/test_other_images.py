@@ -173,6 +173,13 @@ def test_other_class_folders_without_splits_are_tested_as_a_whole(control, capsy
 def test_a_copy_of_the_images_of_the_training_keeps_its_cut_and_other_files_may_hold_some(control, capsys):
     fit(resolve([*FLAGS, "--data.root=images/train", "--out=flat"]))
     here = resolve(["--ckpt=flat"], "test").data.dataset("test")
+    shutil.copy(here.name(0), "images/train/cat/new.png")  # as of OpenTau#502: another cut, with images of the training
+    for command in ("test", "validate", "predict"):
+        with pytest.raises(
+            UserError, match=r"no longer those that the model learned from, and those of (test|val) are"
+        ):
+            resolve(["--ckpt=flat", "--data.batch_size=4"], command)
+    Path("images/train/cat/new.png").unlink()
     shutil.move("images/train", "moved")
     there = resolve(["--ckpt=flat", "--data.root=moved"], "test").data.dataset("test")
     assert len(here) == 10

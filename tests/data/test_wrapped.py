@@ -445,6 +445,15 @@ def test_classes_that_a_target_transform_joins_have_no_names():
     assert data.class_names == ["0", "1"]
 
 
+def test_names_of_the_user_in_another_order_than_those_of_the_labels_are_refused():
+    """keras#6075: there they choose the order of the labels, and here a cat would be called owl."""
+    splits = {split: ["cat", "dog", "owl"] for split in ("train", "val", "test")}
+    own = {"dataset_class": Animals, "arguments": {"by_split": splits}}
+    with pytest.raises(UserError, match=r"class_names=owl, dog, cat: names follow labels, .* the order cat, dog, owl"):
+        WrappedDataset(**own, class_names=["owl", "dog", "cat"])
+    assert WrappedDataset(**own, class_names=["Katze", "Hund", "Eule"]).class_names == ["Katze", "Hund", "Eule"]
+
+
 @pytest.mark.parametrize("kind", [Animals, Indexed, Sorted, Changed])
 @pytest.mark.parametrize("names", [["dog", "eel"], ["eel", "dog", "cat"], ["cat", "dog", "eel"]])
 def test_classes_of_a_split_are_those_of_training_by_name(names, kind):

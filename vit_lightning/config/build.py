@@ -139,14 +139,24 @@ def read_data(groups: Groups) -> None:
     groups.data_part, groups.trained = part, trained
     if (data := _made_data(reader, part)) is None:
         return
-    learned = getattr(data, "root", None)  # folder of the images that the model learns or learned from
+    learned, is_own = getattr(data, "root", None), False  # folder of the images that the model learns or learned from
     if trained is not None:
         data.wanted = "val" if groups.command == "validate" else "test"
-        learned = value_at(flatten(trained.checkpoint.get("config")), "data.root")
+        first = flatten(trained.checkpoint.get("config"))
+        learned = value_at(first, "data.root")
+        is_own = _is_in(learned, data) if learned else _source(value_at(first, "data")) == _source(flatten(given))
         data.learned = None if _is_in(learned, data) else str(trained.checkpoint.get("images"))
     before = len(reader.problems)
     with problems_of(reader, "data"):
         data.check()
+    if is_own and len(reader.problems) == before and data.wanted in data.cut_splits:
+        with problems_of(reader, ""):
+            if replace(data).fingerprint() != trained.checkpoint.get("images"):
+                some = "some would be of the training (give others, or these as they were)"
+                raise UserError(
+                    f"{data.place}: its images are no longer those that the model learned from, and those of "
+                    f"{data.wanted} are cut from them: {some}"
+                )
     if also and groups.command in ("fit", "test"):
         also = _read_further(groups, data, also, given, learned)
     part = replace(part, arguments={**part.arguments, "also_test": also}) if also else part
@@ -218,6 +228,11 @@ def _read_further(groups: Groups, data: ImageData, also: Any, given: Config, lea
         data.further[name] = other
         parts[name] = replace(part, arguments={**part.arguments, **other.pinned()})
     return parts
+
+
+def _source(data: Config | None) -> Config:
+    """Returns what a config says of the images themselves."""
+    return {key: value for key, value in (data or {}).items() if key not in signature_of(ImageData).options}
 
 
 def _is_in(root: Any, data: ImageData) -> bool:

@@ -149,6 +149,11 @@ class WrappedDataset(SplitData):
         own = {split: _class_names(dataset) for split, dataset in self._made.items()}
         self._places = {split: self._match(own["train"], names, split) for split, names in own.items()}
         names = self.class_names or own["train"]
+        if names != own["train"] and sorted(names or ()) == sorted(own["train"] or ()):
+            raise UserError(
+                f"class_names={listed(names or ())}: names follow labels, and those of {self.title} have the order "
+                f"{listed(own['train'] or ())} (leave it out)"
+            )
         if names is None:
             labels = [] if self.num_classes else labels_of(self._made["train"], self.title)
             names = [str(label) for label in range(self.num_classes or 1 + max(labels))]
