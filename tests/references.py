@@ -72,7 +72,7 @@ TIMM_CONFIGS = {
     "positions on patches": {"no_embed_class": True},
     "no positions": {"pos_embed": "none"},
     "layer scale": {"init_values": 0.1},
-    "pre norm": {"pre_norm": True},
+    "pre norm": {"pre_norm": True, "act_layer": "quick_gelu"},
     "no final norm": {"final_norm": False},
     "qk norm": {"qk_norm": True},
     "qk norm, rms": {"qk_norm": True, "norm_layer": "rmsnorm_1e-6"},

@@ -34,6 +34,7 @@ def test_packed_swiglu_has_the_gate_first():
     [
         ("gelu", lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5))),
         ("gelu_tanh", lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
+        ("quick_gelu", lambda x: x / (1 + torch.exp(-1.702 * x))),
         ("relu", lambda x: x.clamp(min=0)),
         ("silu", lambda x: x / (1 + torch.exp(-x))),
     ],

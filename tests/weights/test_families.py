@@ -17,7 +17,7 @@ import transformers
 import vit_pytorch as lucid
 from references import CONFIGS, MORE, TIMM, TIMM_CONFIGS, fresh, randomise
 from safetensors.torch import save_file
-from timm.layers import GELUTanh, Mlp, RmsNorm, SwiGLU, SwiGLUPacked
+from timm.layers import GELUTanh, Mlp, QuickGELU, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.layers import LayerNorm as TimmLayerNorm
 from timm.models._hub import save_for_hf
 from timm.models.deit import VisionTransformerDistilled
@@ -58,7 +58,7 @@ def timm_vit(config, kind=VisionTransformer):
     words = {
         "norm_layer": norm,
         "embed_norm_layer": norm,
-        "act_layer": {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "SiLU": nn.SiLU}.get,
+        "act_layer": {"gelu": nn.GELU, "gelu_tanh": GELUTanh, "quick_gelu": QuickGELU, "SiLU": nn.SiLU}.get,
         "mlp_layer": {"Mlp": Mlp, "SwiGLU": SwiGLU, "SwiGLUPacked": SwiGLUPacked}.get,
         "img_size": lambda size: size if isinstance(size, int) else tuple(size),
         "patch_size": lambda size: size if isinstance(size, int) else tuple(size),
@@ -174,6 +174,7 @@ PEERS = [
             {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "qkv_bias": False},
             {"image_size": [8, 24], "patch_size": [4, 6], "num_channels": 1},
             {"hidden_act": "silu"},
+            {"hidden_act": "quick_gelu"},
         )
     ),
     ("deit", deit, {**HF, **CLASSES}),
@@ -330,6 +331,7 @@ def test_other_forms_of_files_of_jax(family, form):
     ("family", "layout", "name"),
     [
         ("hf", {"names": "disk"}, "vit.encoder.layer.1.attention.attention.key.weight"),
+        ("timm", {"scales": ("gamma_1", "gamma_2")}, "blocks.0.gamma_1"),  # of DeiT III's own code
         ("timm_legacy", {"blocks": "block"}, "block.1.attn.qkv.weight"),
         ("torchvision", {"mlp": ["linear_1", "linear_2"]}, "encoder.layers.encoder_layer_1.mlp.linear_2.bias"),
         ("einops_tutorial", {"attention": "separate"}, "1.1.0.fn.1.queries.weight"),
@@ -337,8 +339,8 @@ def test_other_forms_of_files_of_jax(family, form):
     ids=str,
 )
 def test_a_model_is_exported_in_each_layout(family, layout, name):
-    more = {"attention_variant": "separate_correct"} if family == "einops_tutorial" else {}
-    vit, state, config = fresh(family, layout, **more)
+    more = {"einops_tutorial": {"attention_variant": "separate_correct"}, "timm": {"init_values": 0.1}}
+    vit, state, config = fresh(family, layout, **more.get(family, {}))
     again = from_reference(state, family=family, config=config).eval()
     assert torch.equal(again(images(2, 3, 8, 8).float()), vit(images(2, 3, 8, 8).float()))
     back, _ = to_reference(again, family=family, layout=layout)

@@ -5,7 +5,10 @@ import io
 import json
 import os
 import pickle
+import sys
 from collections import OrderedDict
+from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,6 +93,18 @@ def test_safetensors_shards_and_npz(tmp_path):
         check(read_weights(tmp_path / "a.npz"))
 
 
+class Reduced:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], self.call[1:]
+
+
+def harm():
+    Path("harmed").touch()
+
+
 def saved(contents):
     buffer = io.BytesIO()
     torch.save(contents, buffer)
@@ -111,6 +126,10 @@ HOSTILE = {
     "TorchScript": (scripted, r"TorchScript: save state_dict\(\)"),
     "code": (lambda: saved({"model": WEIGHTS, "args": Payload("harmed")}), "more than tensors and plain data"),
     "a network": (lambda: saved(torch.nn.Linear(1, 1)), r"save its state_dict\(\) instead"),
+    "a network in a mapping": (
+        lambda: saved({"model": torch.nn.Linear(1, 1)}),
+        r"a whole network save its state_dict\(\)",
+    ),
     "a pickle": (lambda: pickle.dumps(Payload("harmed")), "no file of torch.save|more than tensors"),
     "objects of numpy": (objects, "Object arrays cannot be loaded"),
     "half a file": (lambda: saved(WEIGHTS)[:400], "was cut short"),
@@ -120,6 +139,17 @@ HOSTILE = {
     "a tensor without numbers": (lambda: saved({"a": torch.empty(3, device="meta")}), "a is a tensor without numbers"),
     "a sparse tensor": (lambda: saved({**WEIGHTS, "a": torch.eye(3).to_sparse()}), "a is a tensor of layout"),
 }
+
+
+def test_objects_of_any_class_beside_weights_are_neither_read_nor_run(in_folder, monkeypatch):
+    """yolov5#12911, nerfstudio#3702: paths of another system, numbers of numpy, classes that are not installed."""
+    ours = type("DictConfig", (), {"__module__": "not_installed"})
+    monkeypatch.setitem(sys.modules, "not_installed", SimpleNamespace(DictConfig=ours))
+    paths = {"root": Reduced(PureWindowsPath, "C:\\runs"), "out": in_folder, "code": Reduced(harm)}
+    torch.save({"model": WEIGHTS, "best": np.float64(91.2), "args": {**paths, "net": ours()}}, "a.pth")
+    monkeypatch.delitem(sys.modules, "not_installed")
+    check(read_weights("a.pth"))
+    assert os.listdir() == ["a.pth"]
 
 
 @pytest.mark.parametrize(("make", "message"), HOSTILE.values(), ids=HOSTILE)

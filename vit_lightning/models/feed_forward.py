@@ -12,11 +12,20 @@ from torch import Tensor, nn
 from vit_lightning.limits import choice, probabilities, refuse
 from vit_lightning.models.layers import Layer, NamedSequential
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+
+
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), by which OpenAI's CLIP approximates GELU."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * (1.702 * values).sigmoid()
+
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "quick_gelu": QuickGELU,
     "relu": nn.ReLU,
     "silu": nn.SiLU,
 }

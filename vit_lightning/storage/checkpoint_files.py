@@ -254,18 +254,33 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     return check_checkpoint(path, *read_archive(path, mmap=mmap))
 
 
+class _Unread:
+    """Stands for an object of a class that is neither tensors nor plain data: nothing of it is imported or run."""
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
 def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
     """Returns the contents of any file of ``torch.save``, and whether it has our checksum, which is checked.
 
-    Arguments and errors are those of ``read_checkpoint``.
+    What others keep beside weights (paths, numbers of numpy, configs) may be of any class, and is not read. Arguments
+    and errors are those of ``read_checkpoint``.
     """
     try:
         with path.open("rb") as file:
             is_old = file.read(1) == b"\x80"  # of torch before 1.6: no zip file
         has_checksum = not is_old and _check_archive(path)
-        with warnings.catch_warnings():
+        others = [] if is_old or has_checksum else torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        others = [name for name in others if not name.startswith(("builtins.", "io.", "_io."))]  # as who means harm
+        unread: list[Any] = [(type(name, (_Unread,), {}), name) for name in others]
+        with warnings.catch_warnings(), torch.serialization.safe_globals(unread):
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # it is read, or refused in our words
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and not is_old), has_checksum
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and not is_old)
+        if isinstance(contents, _Unread):
+            raise UnpicklingError
+        return contents, has_checksum
     except UserError:
         raise
     except UnpicklingError as fault:  # its own text advises to load it anyway

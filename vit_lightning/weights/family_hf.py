@@ -18,6 +18,7 @@ from vit_lightning.weights.tables import Config, Family, Layout, Names, Tensors,
 _ACTIVATIONS = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     **dict.fromkeys(("silu", "swish"), "silu"),
 }

@@ -12,11 +12,13 @@ _NORM = "layernorm_1e-06"
 _ACTIVATIONS = {
     **dict.fromkeys(("gelu", "GELU"), "gelu"),
     **dict.fromkeys(("gelu_tanh", "GELUTanh"), "gelu_tanh"),
+    **dict.fromkeys(("quick_gelu", "quickgelu", "QuickGELU"), "quick_gelu"),
     **dict.fromkeys(("relu", "ReLU"), "relu"),
     **dict.fromkeys(("SiLU", "silu", "swish"), "silu"),
 }
 _FEED_FORWARDS = {"Mlp": "mlp", "SwiGLU": "swiglu", "SwiGLUPacked": "swiglu_packed"}
 _POOLS = {"token": "cls", "avg": "mean", "max": "max", "avgmax": "mean_max", "map": "attention"}
+_SCALES = (("ls1.gamma", "ls2.gamma"), ("gamma_1", "gamma_2"))  # timm's, and those of DeiT III's own code
 _DROPOUTS = ("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
 _NORM_AFTER_POOL = ("avg", "avgmax", "max")  # where fc_norm is not given
 _SIZES = (
@@ -70,7 +72,7 @@ def _write(options: Options, layout: Layout) -> Config:
 
 
 def _names(options: Options, layout: Layout) -> Names:
-    block = f"{layout.get('blocks', 'blocks')}.*"
+    block, scales = f"{layout.get('blocks', 'blocks')}.*", layout.get("scales", _SCALES[0])
     return {
         "patch_embedding.projection.conv": "patch_embed.proj",
         "patch_embedding.projection.norm": "patch_embed.norm",
@@ -85,14 +87,14 @@ def _names(options: Options, layout: Layout) -> Names:
         f"{ATTENTION}.attention.key_norm": f"{block}.attn.k_norm",
         f"{ATTENTION}.attention.norm": f"{block}.attn.norm",
         f"{ATTENTION}.attention.projection": f"{block}.attn.proj",
-        f"{ATTENTION}.layer_scale.scale": f"{block}.ls1.gamma",
+        f"{ATTENTION}.layer_scale.scale": f"{block}.{scales[0]}",
         f"{FEED_FORWARD}.norm": f"{block}.norm2",
         f"{FEED_FORWARD}.feed_forward.gate": f"{block}.mlp.fc1_g",
         f"{FEED_FORWARD}.feed_forward.gate_expand": f"{block}.mlp.fc1",
         f"{FEED_FORWARD}.feed_forward.expand": f"{block}.mlp.fc1" + "_x" * (options["feed_forward"] == "swiglu"),
         f"{FEED_FORWARD}.feed_forward.norm": f"{block}.mlp.norm",
         f"{FEED_FORWARD}.feed_forward.contract": f"{block}.mlp.fc2",
-        f"{FEED_FORWARD}.layer_scale.scale": f"{block}.ls2.gamma",
+        f"{FEED_FORWARD}.layer_scale.scale": f"{block}.{scales[1]}",
         "norm": "norm",
         "head.pool": "attn_pool",
         "head.pool.probe": "attn_pool.latent",
@@ -141,9 +143,12 @@ TIMM = Family(
     },
     inert=frozenset({"weight_init", "fix_init", "drop_path_rate", *_DROPOUTS}),
     headless=True,
-    layouts={"distilled": (False, True)},
+    layouts={"distilled": (False, True), "scales": _SCALES},
     layout_options={"distilled": "distillation_token"},
-    find_layout=lambda shapes: {"distilled": "dist_token" in shapes},
+    find_layout=lambda shapes: {
+        "distilled": "dist_token" in shapes,
+        "scales": _SCALES["blocks.0.gamma_1" in shapes],
+    },
 )
 
 

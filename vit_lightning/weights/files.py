@@ -356,7 +356,7 @@ def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
         found += [_Candidate(place, whole, beside, len(whole))] if whole else []
     if not found:
         first = ", ".join(str(name)[:50] for name in list(contents)[:3]) or "nothing"
-        raise UserError(f"it holds no weights (it has {first})")
+        raise UserError(f"it holds no weights (it has {first}): of a whole network save its state_dict()")
     orders = {one.place: (one.order(found), -one.known) for one in found}
     found.sort(key=lambda one: orders[one.place])  # and else as in the file
     chosen, notes = found[0], list[str]()

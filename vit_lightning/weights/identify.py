@@ -289,7 +289,7 @@ def _assumed(family: str, options: Options) -> str:
     names += {OURS: ["block", "attention"], "einops_tutorial": ["attention"]}.get(family, [])
     text = ", ".join(f"{name} {options[name]}" for name in names if name in options)
     if options.get("embedding_norm") and family == "timm":
-        text += " (CLIP's have norm layernorm_1e-05, and OpenAI's an activation, QuickGELU, that we lack)"
+        text += " (CLIP's have norm_layer=layernorm_1e-05, and OpenAI's act_layer=quick_gelu)"
     return f"tensors do not tell all; assumed, as {family} has them: {text}"
 
 
