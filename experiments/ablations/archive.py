@@ -22,7 +22,7 @@ import numpy as np
 
 from vit_lightning.ablation.ledger import read_study
 from vit_lightning.report.analysis import analyse
-from vit_lightning.report.figures import draw_figures
+from vit_lightning.report.figures import draw_differences
 from vit_lightning.report.wording import headline
 
 PICTURES = Path(__file__).parents[1] / "pictures"
@@ -55,7 +55,8 @@ def archive(study: Path, file: Path) -> None:
 def draw(study: Path, file: Path) -> None:
     """Draws the differences for pages that take no SVG, titled with the answer that they show."""
     analysis = analyse(read_study(study))
-    figure = draw_figures(analysis)["differences"]
+    figure = draw_differences(analysis)
+    assert figure is not None
     figure.savefig(file, dpi=150, metadata={"Title": headline(analysis), "Software": None})
 
 

@@ -111,28 +111,25 @@ class Attempts:
         Raises:
             UserError: an arm cannot be trained.
         """
-        claim = None
-        while self.plan.compare.equal and not self.ledger.timing and not received:
-            if (claim := self.ledger.claim_timing()) is not None:
-                break
-            time.sleep(0.5)  # another process times them
-        if claim is None:
-            return
         path, study = self.ledger.folder / "ledger" / "timing.json", self.ledger.study()
-        print("timing steps of all arms in turns ...", flush=True)
         task = functools.partial(time_arms, self.plan, {arm: base_of(study, arm) for arm in study.arms}, path)
-        visible = None if self.devices is None else self.devices[0]
-        process = self._fork(task, ["ablate", self.plan.file], claim.path, visible)
-        while process.is_alive() and not received:
-            claim.is_mine()  # renews it
-            process.join(0.2)
-        if received:
-            _kill(process)
-        claim.end("done" if self.ledger.timing else "stopped")
-        if not received and not self.ledger.timing:
-            cause = read_json(claim.path.with_suffix(".fault")).get("cause", f"the process returned {process.exitcode}")
-            log = claim.path.with_suffix(".log")
-            raise UserError(f"compare.equal=time: steps could not be timed: {cause} ({log})")
+        while self.plan.compare.equal and not self.ledger.timing and not received:
+            if (claim := self.ledger.claim_timing()) is None:
+                time.sleep(0.5)  # another process times them
+                continue
+            print("timing steps of all arms in turns ...", flush=True)
+            visible = None if self.devices is None else self.devices[0]
+            process = self._fork(task, ["ablate", self.plan.file], claim.path, visible)
+            while process.is_alive() and not received:
+                claim.is_mine()  # renews it
+                process.join(0.2)
+            if received:
+                _kill(process)
+            claim.end("done" if self.ledger.timing else "stopped")
+            if not received and not self.ledger.timing:
+                fault, log = read_json(claim.path.with_suffix(".fault")), claim.path.with_suffix(".log")
+                cause = fault.get("cause", f"the process returned {process.exitcode}")
+                raise UserError(f"compare.equal=time: steps could not be timed: {cause} ({log})")
 
     def collect(self) -> list[tuple[Planned, str]]:
         """Returns the runs whose attempts have ended since the last call, each with the outcome in words."""

@@ -139,29 +139,18 @@ class Progress:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.started = ledger, time.monotonic()
-        self.before, _ = self._count()
+        self.before = len(ledger.planned()) - len(ledger.pending())
 
     def report(self, run: Planned, outcome: str) -> None:
-        """Prints how a run ended."""
+        """Prints how a run ended, the arms that are open, the next analysis, the time left until then."""
         results = self.ledger.results(run) or {}
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
-        finished, total = self._count()
-        print(f"{finished} of {total}: {run.name} {outcome}{seconds}{self._ahead(finished, total)}", flush=True)
-
-    def _count(self) -> tuple[int, int]:
-        """Returns the numbers of runs that have ended and that are needed by now."""
-        needed = len(self.ledger.planned())
-        return needed - len(self.ledger.pending()), needed
-
-    def _ahead(self, finished: int, total: int) -> str:
-        """Describes what comes next: the arms that are open, the next analysis, the time left until then."""
-        schedule = self.ledger.schedule
-        if finished == total or schedule.next_analysis is None:
-            return ""
-        tuning = any(run.trial is not None for run in self.ledger.pending())
-        what = "tuning" if tuning else f"{counted(len(schedule.open), 'arm')} open"
-        what += "" if tuning else f", next analysis after {schedule.next_analysis} seeds"
-        if (seen := finished - self.before) < 1:
-            return f"; {what}"
-        seconds = (time.monotonic() - self.started) / seen * (total - finished)
-        return f"; {what}, about {show_time(seconds)} left{'' if tuning else ' until then'}"
+        total, pending = len(self.ledger.planned()), self.ledger.pending()
+        finished, schedule, ahead = total - len(pending), self.ledger.schedule, ""
+        if pending and schedule.next_analysis is not None:
+            tuning = any(run.trial is not None for run in pending)
+            ahead = f"{counted(len(schedule.open), 'arm')} open, next analysis after {schedule.next_analysis} seeds"
+            ahead = f"; {'tuning' if tuning else ahead}"
+            each = (time.monotonic() - self.started) / max(1, finished - self.before)
+            ahead += f", about {show_time(each * len(pending))} left{'' if tuning else ' until then'}"
+        print(f"{finished} of {total}: {run.name} {outcome}{seconds}{ahead}", flush=True)

@@ -21,11 +21,6 @@ from vit_lightning.storage.metrics import read_metrics
 
 Correct = Mapping[tuple[str, int], NDArray[np.bool_]]
 """Correctness of the prediction for each test image, by arm and seed."""
-Steps = NDArray[np.int_]
-Series = tuple[Steps, NDArray[np.float64]]
-"""Steps and finite values of a metric of a run."""
-Curves = dict[tuple[str, int], dict[str, Series]]
-"""Series by metric, of each run that is done, by arm and seed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,6 @@ class Arm:
     """An arm with the results of its runs."""
 
     name: str
-    overrides: dict[str, Any]
     runs: list[Run]
     values: dict[int, float]
     """The compared metric by seed, of the runs that are done."""
@@ -100,11 +94,6 @@ class Analysis:
         return None if (sd := measured_sd(self.study)) is None else tuning_luck(self.study, sd)
 
     @functools.cached_property
-    def curves(self) -> Curves:
-        """Validation metrics and training losses of the runs."""
-        return _read_curves(self.study)
-
-    @functools.cached_property
     def ranked(self) -> list[Arm]:
         """Arms with the best mean first, those without results last."""
         sign = -1 if self.study.goal == "maximize" else 1
@@ -124,6 +113,13 @@ class Analysis:
         """Returns the interval of a comparison for new test images as well; nan where nothing is known of images."""
         parts = self.components.get((one.arm, one.other)) or self.components.get((one.other, one.arm))
         return crossed_interval(one, parts) if parts else (math.nan, math.nan)
+
+    def reached(self, arm: str, seed: int, step: int) -> float:
+        """Returns the last validation of a run by a step, by the metric that selects checkpoints; nan without one."""
+        folders = [self.study.folder / run.folder for run in self.study.done if (run.arm, run.seed) == (arm, seed)]
+        rows = [row for one in folders if (one / "metrics.jsonl").is_file() for row in read_metrics(one)]
+        known = [row[self.study.metric] for row in rows if self.study.metric in row and row["step"] < step]
+        return float(known[-1]) if known else math.nan
 
     def is_same(self, one: ArmComparison) -> bool:
         """Whether the runs of each pair have the same predictions."""
@@ -167,7 +163,7 @@ def analyse(study: Study, asked: Collection[tuple[str, str]] | None = None) -> A
 def _arm(study: Study, name: str) -> Arm:
     runs = [run for run in study.runs if run.arm == name]
     values = {run.seed: float(run.results[study.compare.metric]) for run in runs if run.state == "done"}
-    return Arm(name, study.arms[name], runs, values)
+    return Arm(name, runs, values)
 
 
 def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[tuple[str, str], Components]:
@@ -179,22 +175,6 @@ def _components(comparisons: Sequence[ArmComparison], tested: TestSets) -> dict[
         if len(gaps) > 1:
             found[one.arm, one.other] = components(np.stack(gaps))
     return found
-
-
-def _read_curves(study: Study) -> Curves:
-    found: Curves = {}
-    for run in study.done:
-        if (study.folder / run.folder / "metrics.jsonl").is_file():
-            rows = read_metrics(study.folder / run.folder)
-            series = {name: _series(rows, name) for name in dict.fromkeys([study.metric, "val/acc", "train/loss"])}
-            found[run.arm, run.seed] = {name: one for name, one in series.items() if len(one[0])}
-    return found
-
-
-def _series(rows: Sequence[dict[str, Any]], name: str) -> Series:
-    pairs = {row["step"] + 1: float(row[name]) for row in rows if name in row and row.get("step") is not None}
-    kept = {step: value for step, value in pairs.items() if math.isfinite(value)}
-    return np.array(list(kept), dtype=int), np.array(list(kept.values()), dtype=np.float64)
 
 
 def _read_test_sets(study: Study) -> TestSets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -62,9 +61,6 @@ def _differ_as_planned(analysis: Analysis) -> Result:
     seeds = [f"{arm}, seed {seed}" for (arm, seed), config in configs.items() if config.get("seed_everything") != seed]
     if seeds:
         return False, f"these configs have another seed than the plan: {'; '.join(seeds)}"
-    for one, other in itertools.combinations({arm: None for arm, _ in configs}, 2):
-        if all(difference.values.get(one) == difference.values.get(other) for difference in differences):
-            return False, f"{one} and {other} have the same config"
     named = ", ".join(difference.key for difference in differences) or "nothing"
     without = sum((run.arm, run.seed) not in configs for run in study.done)
     text = f"the configs of {len(configs)} runs differ in {named}, and the seed"
@@ -134,9 +130,8 @@ def read_facts(analysis: Analysis) -> dict[str, str]:
         "split": "one for each seed, the same for all arms" if study.split_varies else "the same for all seeds",
         "runs": f"{len(study.done)} done{more}",
         "seeds": f"from {study.seeds[0]} on, at most {rules.max_seeds}{raised}",
-        "tuning": _tuning(study),
+        "tuning": "" if study.tuning else "none: all arms have the config's values, or their own",
         "rules": f"smallest effect {effect} of {rules.metric}, alpha {rules.alpha:g}",
-        "checkpoint": f"the best {study.metric} of each run",
         "date": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
         "commit": ", ".join(dict.fromkeys(filter(None, map(_commit, places)))),
     }
@@ -153,16 +148,6 @@ def _range(values: Iterable[Any], noun: str) -> str:
     if len(known) > 1:
         return f"{known[0]:,} to {known[-1]:,} {noun}s"
     return counted(known[0], noun) if known else ""
-
-
-def _tuning(study: Study) -> str:
-    tuning = study.tuning
-    if tuning is None:
-        return "none: all arms have the config's values, or their own"
-    seeds = ", ".join(map(str, tuning.seeds))
-    trials = counted(len(tuning.tried) * len(tuning.seeds), "trial")
-    when, more = ("before each run", " and further ones") if tuning.replicates else ("of each arm", "")
-    return f"{trials} {when} with seeds {seeds}{more}, chosen by {study.metric}"
 
 
 def _commit(place: dict[str, Any]) -> str:

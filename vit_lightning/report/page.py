@@ -17,21 +17,16 @@ from vit_lightning.report.units import NONE
 from vit_lightning.report.wording import SUM, command, headline, quoted, rule
 from vit_lightning.storage.folder import write_whole
 
-CAPTIONS = {
-    "differences": "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. "
-    "The grey band holds differences too small to matter.",
-    "curves": "The mean of each arm with a band of one standard deviation over seeds.",
-}
-
-
-def caption_of(figure: str) -> str:
-    """Returns the caption of a figure by its name, such as curves_1."""
-    return CAPTIONS[figure.partition("_")[0]]
+FIGURE = "figures/differences.svg"
+CAPTION = (
+    "Differences with their ranges, thin lines for new images as well; small points, if any, are seeds. The grey band "
+    "holds differences too small to matter."
+)
 
 
 def make_page(report: Report) -> str:
     """Returns the whole page."""
-    study, captions = report.study, {name: caption_of(name) for name in report.figures}
+    study, figure = report.study, report.figure
     advice, found, options = report.recommendation.partition(command(study))
     return template_of(Path(__file__).with_name("page.html")).render(
         report=report,
@@ -40,8 +35,8 @@ def make_page(report: Report) -> str:
         answer=headline(report.analysis, lambda name: f"<b>{escape(quoted(name), quote=False)}</b>"),
         advice=advice,
         command=found + options,
-        captions=captions,
-        figures={name: inline_svg(figure, name, escape(captions[name])) for name, figure in report.figures.items()},
+        caption=CAPTION,
+        figure="" if figure is None else inline_svg(figure, escape(CAPTION)),
         rule=rule(report.analysis),
         again=f"lightning report {shlex.quote(str(study.folder))}",
         nothing=NONE,
@@ -56,7 +51,7 @@ def write_report(report: Report) -> list[Path]:
         "report.md": make_markdown(report),
         "results.csv": results_csv(report.study),
         "verdicts.json": json.dumps(verdicts(report.analysis), indent=2) + "\n",
-        **{f"figures/{name}.svg": to_svg(figure) for name, figure in report.figures.items()},
+        **({} if report.figure is None else {FIGURE: to_svg(report.figure)}),
     }
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -85,7 +80,7 @@ def make_markdown(report: Report) -> str:
     first = [name for name in tables if name.startswith("verdicts")]
     parts += [*map(markdown, [report.recommendation, *report.caveats]), *map(tables.pop, first)]
     parts.append("\n".join(f"- {markdown(text)}" for text in report.warnings))
-    parts += [f"![{caption_of(name)}](figures/{name}.svg)" for name in report.figures]
+    parts += [f"![{CAPTION}]({FIGURE})"] * (report.figure is not None)
     parts.append("\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items()))
     parts.append(markdown(rule(report.analysis)))
     return "\n\n".join(filter(None, [*parts, *tables.values()])) + "\n"

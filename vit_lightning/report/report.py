@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from vit_lightning.report import tables
 from vit_lightning.report.analysis import Analysis, analyse
 from vit_lightning.report.checks import Check, read_facts, run_checks
-from vit_lightning.report.figures import draw_figures
+from vit_lightning.report.figures import draw_differences
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, interaction_lines, lines, notes, recommendation, sentence
@@ -35,7 +35,8 @@ class Report:
     checks: list[Check]
     tables: dict[str, Table]
     """Tables that have rows, in the order in which they are shown."""
-    figures: dict[str, Figure]
+    figure: Figure | None
+    """The answer, drawn; None before there is a difference."""
 
     @property
     def study(self) -> Study:
@@ -55,7 +56,7 @@ class Report:
 
 
 def make_report(study: Study) -> Report:
-    """Analyses a study and makes all sentences, tables and figures of its report."""
+    """Analyses a study and makes all sentences, tables and the figure of its report."""
     analysis = analyse(study)
     chain = [*analysis.by_metric()]
     checks, facts = run_checks(analysis), read_facts(analysis)
@@ -78,5 +79,5 @@ def make_report(study: Study) -> Report:
         facts=facts,
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
-        figures=draw_figures(analysis),
+        figure=draw_differences(analysis),
     )

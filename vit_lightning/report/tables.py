@@ -148,12 +148,6 @@ def tuning_table(analysis: Analysis) -> Table:
     )
 
 
-RANGE = (
-    "Range: what the repeated confidence intervals of all analyses so far share; an end beyond what not better or not "
-    "worse excludes is the one-sided bound at their level."
-)
-
-
 def difference_table(analysis: Analysis) -> Table:
     """Each comparison: the numbers behind the verdict."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
@@ -176,8 +170,9 @@ def difference_table(analysis: Analysis) -> Table:
         f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
         f"level {show_p(level)}; its repeated confidence intervals cover the true difference with 1 minus that at all "
         "analyses together, and so does what they share, which is shown (the latest one where the mean has left that). "
-        f"On new images: also if test images were drawn anew. {RANGE} p is corrected for all comparisons and analyses: "
-        f"compare it with {study.compare.alpha:g}.",
+        "On new images: also if test images were drawn anew. Range: what the repeated confidence intervals of all "
+        "analyses so far share; an end beyond what not better or not worse excludes is the one-sided bound at their "
+        f"level. p is corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )
 
 

@@ -13,7 +13,7 @@ from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
 from vit_lightning.report.comparisons import ArmComparison, base_of, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
-from vit_lightning.report.study import MOST_SEEDS, SIZES, Run, Study, arm_name, written
+from vit_lightning.report.study import MOST_SEEDS, SIZES, Study, arm_name, written
 from vit_lightning.report.units import NONE, unit_of
 from vit_lightning.report.variance import unlike_spreads
 
@@ -312,7 +312,7 @@ def sentence(analysis: Analysis, line: Line) -> str:
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
     """Says what a verdict means for a choice."""
     if one.blocked:
-        return "mend what failed, then try again" if _retried(one) else "runs diverge: change that in a new study"
+        return "see why runs failed, then --retry; what diverges takes a change, in a new study"
     failed = _failed(analysis, one.arm)
     here = "; for new images it is open" * (_holds(analysis, [one]) == HERE)
     either = f"either does on these images{here}" if here else "take either"
@@ -355,11 +355,6 @@ def _failed(analysis: Analysis, name: str) -> str:
     return f"{len(arm.failed)} of {counted(len(arm.runs), 'run')} failed" if arm.failed else ""
 
 
-def _retried(one: ArmComparison) -> list[Run]:
-    """Returns the failed runs that may be tried again: those that diverged would do so again."""
-    return [run for run in one.failed if not run.was_edited and not (run.cause or "").startswith("diverged")]
-
-
 def _price(analysis: Analysis, one: ArmComparison) -> str:
     """Says how long an arm trains beside the other, if that differs by a tenth or more."""
     times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
@@ -387,11 +382,7 @@ def recommendation(analysis: Analysis) -> str:
     text = _choice(analysis)
     if not blocked:
         return f"{text} N{at_the_end(study, analysis.comparisons)[1:]}."
-    failed = [run for one in blocked for run in one.failed]
-    again = [run for one in blocked for run in _retried(one)]
-    arms = few(list(dict.fromkeys(run.arm for run in again or failed)))
-    if not again:
-        return f"{text} Runs of {arms} diverged, and would do so again: to compare, change that in a new study."
+    arms = few(list(dict.fromkeys(run.arm for one in blocked for run in one.failed)))
     return f"{text} Failed runs of {arms} stopped a comparison: see why, then {command(study)} --retry"
 
 
@@ -554,11 +545,9 @@ def _steps_won(analysis: Analysis) -> str:
     """Describes, beside who wins an hour, who wins a step: by the last validation before the shorter training ends."""
     study, unit, found = analysis.study, unit_of(analysis.study.metric), []
     for arm, one in study.timing.items():
-        base, by, pairs = one["base"], min(one["steps"], one["base_steps"]), list[list[float]]()
-        for seed in study.seeds:
-            curves = [analysis.curves.get((name, seed), {}).get(study.metric) for name in (arm, base)]
-            known = [values[steps <= by][-1:] for steps, values in filter(None, curves)]
-            pairs += [[float(last[0]) for last in known]] * ([*map(len, known)] == [1, 1])
+        base, by = one["base"], min(one["steps"], one["base_steps"])
+        both = [[analysis.reached(name, seed, by) for name in (arm, base)] for seed in study.seeds]
+        pairs = [ends for ends in both if not math.isnan(sum(ends))]
         text = f"{quoted(arm)} trained {one['steps']:,} steps, {quoted(base)} {one['base_steps']:,}"
         text += f", and each takes {one['ratio']:.2f} times as long"
         if pairs:
