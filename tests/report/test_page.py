@@ -235,6 +235,22 @@ def test_the_luck_of_tuning_stands_in_the_line_of_the_verdict(tmp_path):
     assert "(tune.replicates counts it in)" in report.tables["verdicts"].note
 
 
+def test_who_wins_a_step_is_described_beside_who_wins_an_hour(tmp_path):
+    study = make_study(tmp_path / "study", seeds=6, images=50, missing=[("mean", 5)], equal="time")
+    timing = {"cls": {"base": "cls", "ratio": 1.0, "steps": 630, "base_steps": 630, "options": {}}}
+    timing |= {"mean": {"base": "cls", "ratio": 1.5, "steps": 420, "base_steps": 630, "options": {}}}
+    reached = {  # of the 20th of 30 epochs, whose last step is the 420th
+        arm: np.mean([json.loads(rows.read_text().splitlines()[38])["val/acc"] for rows in sorted(files)[:5]])
+        for arm in ("mean", "cls")
+        for files in [(tmp_path / "study").glob(f"runs/{arm}-seed*/metrics.jsonl")]
+    }
+    assert (
+        "verdicts are about who wins an hour. Who wins a step is no claim here (drop compare.equal for that): 'mean' "
+        "trained 420 steps, 'cls' 630, and each takes 1.50 times as long; by step 420 their val/acc is "
+        f"{100 * reached['mean']:.2f} % and {100 * reached['cls']:.2f} % (5 pairs)."
+    ) in make_report(replace(study, timing=timing)).caveats[0]
+
+
 class Page(HTMLParser):
     """What a page asks for and where it leads."""
 
