@@ -160,16 +160,6 @@ def test_print_config_prints_a_config_and_does_nothing(in_folder, capsys):
     assert not list(in_folder.iterdir())
 
 
-def test_fit_takes_the_arguments_of_w_and_b_s_agent(in_folder, capsys):
-    arm = "{'ablation': 'depths', 'arm': 'two', 'split_varies': False, 'options': {'model.depth': 2}}"
-    assert main(["fit", *SMALL, f"--arm={arm}", "--seed_everything=3", "--print_config"]) == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert (printed["model"]["init_args"]["depth"], printed["seed_everything"]) == (2, 3)
-    assert (printed["wandb"]["group"], printed["wandb"]["job_type"]) == ("depths", "two")
-    assert main(["fit", *SMALL, f"--arm={arm}"]) == 2
-    assert "arm={" in capsys.readouterr().err
-
-
 LOADED = """import pathlib, sys
 from lightning.pytorch import Callback
 class Loaded(Callback):

@@ -90,7 +90,7 @@ def layers_of(network: nn.Module, shape: tuple[int, int, int]) -> ModelSummary:
         UserError: it cannot be measured without numbers.
     """
     try:
-        return ModelSummary(_Shown(copy.deepcopy(network), shape).to("meta"), max_depth=4)
+        return ModelSummary(_Shown(copy.deepcopy(network), shape).to("meta"), max_depth=3)
     except Exception as fault:  # a network of the user may raise anything
         name = type(network).__name__
         raise UserError(f"model: {name} cannot be measured without images: {one_line(fault)}") from fault
