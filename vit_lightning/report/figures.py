@@ -53,8 +53,8 @@ def _draw_differences(analysis: Analysis) -> Figure:
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
     rows = [line for line in lines(analysis) if line.kind not in ("baseline", "leader")] + interaction_lines(analysis)
     few, names = len(rows) <= MANY, [textwrap.wrap(f"{_shortened(row.arm)}: {row.label}", 34) for row in rows]
-    height = 0.75 + max(0.46 if few else 0.26, 0.16 * max(map(len, names)) + 0.06) * len(rows)
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    tall = 0.75 + max(0.46 if few else 0.26, 0.16 * max(map(len, names)) + 0.06) * len(rows)
+    figure = Figure(figsize=(WIDTH, tall), layout="constrained")
     axis = figure.subplots()
     axis.set_yticks(range(len(rows)), ["\n".join(wrapped) for wrapped in names], fontsize=9)
     axis.set_ylim(len(rows) - 0.5, -0.5)
