@@ -46,6 +46,7 @@ from vit_lightning.training.optim import optimizer_and_schedule
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu", 0)
 """Index 0 tells a copy to the host from one of autograd's, which takes the device of its tensors for the CPU."""
 EXPERIMENTS = Path(__file__).parents[1]
+sys.path.append(str(EXPERIMENTS))  # schedules of the published recipes
 CONFIGS = {
     path.stem: path
     for path in sorted([*EXPERIMENTS.glob("cifar*.yaml"), *EXPERIMENTS.glob("imagenet/*.yaml")])
