@@ -149,7 +149,7 @@ def read_data(groups: Groups) -> None:
     before = len(reader.problems)
     with problems_of(reader, "data"):
         data.check()
-    if is_own and len(reader.problems) == before and data.wanted in data.cut_splits:
+    if trained is not None and is_own and len(reader.problems) == before and data.wanted in data.cut_splits:
         with problems_of(reader, ""):
             if replace(data).fingerprint() != trained.checkpoint.get("images"):
                 some = "some would be of the training (give others, or these as they were)"

@@ -64,16 +64,16 @@ def _draw_differences(analysis: Analysis) -> Figure:
     edge = unit.scale * study.compare.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
-    colours, height = [COLOUR_OF.get(row.outcome, "0.45") for row in rows], range(len(rows))
+    colours, places = [COLOUR_OF.get(row.outcome, "0.45") for row in rows], range(len(rows))
     for number, (row, own) in enumerate(zip(rows, colours, strict=True)):
         if few and row.values:
             values = unit.scale * np.array(row.values)
             axis.scatter(values, [number + 0.18] * len(values), s=12, color=own, alpha=0.5, linewidth=0)
     numbers = unit.scale * np.array([(row.low, row.high, row.difference) for row in rows])
-    axis.hlines(height, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
+    axis.hlines(places, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
     low, high = unit.scale * np.array([row.new_images for row in rows]).T
-    axis.hlines(height, low, high, colors=colours, linewidth=1.2, zorder=1)
-    axis.scatter(numbers[:, 2], height, s=36, color=colours, edgecolor="white", zorder=4)
+    axis.hlines(places, low, high, colors=colours, linewidth=1.2, zorder=1)
+    axis.scatter(numbers[:, 2], places, s=36, color=colours, edgecolor="white", zorder=4)
     side = "right" if study.goal == "maximize" else "left"
     label = _shortened(f"{study.compare.metric}, difference to {reference(analysis)}", 60)
     axis.set_xlabel(textwrap.fill(f"{unit.difference_label(label)}; {side} is better", 90))
