@@ -167,12 +167,12 @@ def difference_table(analysis: Analysis) -> Table:
             ("pairs", lambda one: str(one.n)),
             ("next analysis", lambda one: NONE if one.next is None or one.blocked else f"{one.next} pairs"),
         ],
-        f"Numbers are those of the analysis that decided a comparison, else of the latest. Each comparison has the "
-        f"level {show_p(level)}; its repeated confidence intervals cover the true difference with 1 minus that at all "
-        "analyses together, and so does what they share, which is shown (the latest one where the mean has left that). "
-        "On new images: also if test images were drawn anew. Range: what the repeated confidence intervals of all "
-        "analyses so far share; an end beyond what not better or not worse excludes is the one-sided bound at their "
-        f"level. p is corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
+        "Numbers are those of the analysis that decided a comparison, else of the latest. Interval: where the "
+        "confidence intervals of all analyses so far overlap (the latest one where the mean lies outside of that); it "
+        f"misses the true difference with a probability of at most {show_p(level)}, whenever one looks. The range of "
+        "the first table is the same, but for an end that not better or not worse rules out: there it is the one-sided "
+        "bound of that verdict. On new images: also if test images were drawn anew. p, of a difference from 0, is "
+        f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
     )
 
 

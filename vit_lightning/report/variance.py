@@ -125,7 +125,7 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
             f" {more / less:.2g} times as much as those of '{quiet}'" if less else f", those of '{quiet}' are all equal"
         )
         found.append(
-            f"Runs of '{noisy}' spread{so}. If they also have a tail to one side, false claims are more frequent than "
-            "promised: look at the runs one by one (results.csv)."
+            f"Runs of '{noisy}' spread{so}. If a few of them also lie far off on one side, false claims about it are "
+            "more frequent than promised: look at its runs one by one (results.csv)."
         )
     return found

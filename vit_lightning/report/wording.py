@@ -529,7 +529,8 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
     shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
     differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
     if changed:
-        changed.append(f"The {100 * rules.alpha:g} % hold as far as none of that changes or chooses a result.")
+        leaves = "if none of this was done because of a result, and if it leaves those of runs as they were"
+        changed.append(f"The {100 * rules.alpha:g} % holds {leaves}.")
     return [about, *changed, *unlike_spreads(analysis.ordered), *[TOO_LARGE.format(*shares)] * differ]
 
 
@@ -564,8 +565,8 @@ def rule(analysis: Analysis) -> str:
     after = f"after {', '.join(map(str, first[:3]))}{', ...' * (len(first) > 3)} pairs" if first else "never"
     return (
         f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
-        f"runs, and a claim stands once it is made. The probability of any false claim is at most {rules.alpha:g} over "
+        f"runs, and a verdict is final. The probability of any false claim is at most {rules.alpha:g} over "
         f"all arms, interactions{', metrics' * bool(rules.then)} and analyses. Means of arms are over all their runs, "
-        "differences over the pairs of the analysis that decided. Beyond the planned max_seeds "
-        f"{show_fraction(KEPT)} of each level are left, so it takes more seeds than a study planned for as many."
+        f"differences over the pairs of the analysis that decided. {show_fraction(KEPT)} of this error is kept for a "
+        "max_seeds that is raised later, which then takes more seeds than a study planned with as many."
     )
