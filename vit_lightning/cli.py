@@ -41,9 +41,7 @@ COMMANDS = {
     "configs": Command(
         LOOK, "list the configs of the package with their results, or print one", "commands.configs:configs"
     ),
-    "summary": Command(
-        LOOK, "print the layers of a model: shapes, parameters, multiply-adds", "commands.summary:summary"
-    ),
+    "summary": Command(LOOK, "print the layers of a model: shapes, parameters, FLOPs", "commands.summary:summary"),
     "check-data": Command(
         LOOK, "read all images: damage, duplicates, sizes, mean, std", "commands.check_data:check_data"
     ),

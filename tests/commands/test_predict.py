@@ -153,7 +153,7 @@ def test_named_files_come_once_in_their_order(tmp_path):
 def test_a_predict_step_that_gives_no_probabilities_is_refused(monkeypatch):
     """PL#7144."""
     trainer = SimpleNamespace(predict=lambda *arguments, **others: [torch.ones(2, 3)])
-    monkeypatch.setattr(trained, "load_trained", lambda experiment: (LightningModule(), None))
+    monkeypatch.setattr(trained, "load_trained", lambda experiment: (LightningModule(), None, []))
     monkeypatch.setattr(trained, "make_trainer", lambda *arguments: trainer)
     experiment = SimpleNamespace(make_trainer_arguments=dict, data=None)
     with pytest.raises(UserError, match=r"predict_step of LightningModule returns Tensor \(leave it out"):

@@ -496,3 +496,12 @@ def test_a_folder_whose_labels_are_in_a_table_names_the_class_that_reads_it(tmp_
     (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n")
     with pytest.raises(UserError, match=r"metadata.csv: data.class_path=HuggingFaceSet with data.path=.* reads it"):
         ImageFolder(root=tmp_path, image_size=8).check()
+
+
+def test_a_file_that_can_be_read_again_is_told_too(tmp_path):
+    """One that was still being written: its first reading gave no image, which nobody may take for one."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
+    files = ImageFiles(class_names=["a"], image_size=8, centre_share=1.0, in_channels=3, mean=[0.5] * 3, std=[0.5] * 3)
+    files.files = [tmp_path / "whole.png"]
+    assert len(files.damage([0])) == 1
+    assert files.damage([]) == []

@@ -223,3 +223,9 @@ def test_a_repository_of_the_hub_without_a_network(tmp_path, monkeypatch):
     (kept / "snapshots" / commit).mkdir(parents=True)
     save_file(WEIGHTS, kept / "snapshots" / commit / "model.safetensors")
     check(read_weights("hf-hub:own/vit"))
+
+
+def test_a_weight_that_is_an_array_of_numpy_is_refused_and_not_left_out(tmp_path):
+    torch.save({"model": {**WEIGHTS, "pos_embed": np.ones(3)}, "epoch": np.int64(3)}, tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=r"model\.pos_embed is an array of numpy beside tensors"):
+        read_weights(str(tmp_path / "weights.pth"), "ckpt")

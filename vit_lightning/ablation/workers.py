@@ -60,8 +60,11 @@ def fitting_in_memory(plan: Plan) -> int:
 
     A quarter is added to what a step takes at least; compiled, it took 0.3 to 0.5 of that on an H200.
     """
-    taken = [training_bytes(*step_of(experiment)) for experiment in plan.experiments.values()]
-    free = min(free_memory(torch.device("cuda", number)) for number in range(torch.cuda.device_count()))
+    try:
+        taken = [training_bytes(*step_of(experiment)) for experiment in plan.experiments.values()]
+        free = min(free_memory(torch.device("cuda", number)) for number in range(torch.cuda.device_count()))
+    except (UserError, RuntimeError):  # a module without layers yet, a GPU that is taken
+        return 0
     return int(free / (CONTEXT + 1.25 * max(taken))) if all(taken) else 0
 
 

@@ -19,6 +19,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 
 from vit_lightning.commands.console import Start, print_summary, quiet, row, say, say_beside_bar, start_lines
 from vit_lightning.commands.module import (
+    Restored,
     compile_chosen,
     count_parameters,
     load_weights,
@@ -213,7 +214,10 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         with foreign(folder):
             results = training_results(experiment, run.facts, folder, checkpoint)
         if experiment.config["test"]:
-            load_weights(module, checkpoint, best)
+            if isinstance(module, ViTClassifier):
+                load_weights(module, checkpoint, best)
+            else:
+                trainer.callbacks.append(Restored(checkpoint, best))  # type: ignore[attr-defined]
             results |= _test(run, results)
     run.metrics.complete()
     results |= {"seconds": round(run.stopwatch.run_seconds, 3), "peak_memory_mb": peak_memory_mb()}

@@ -65,6 +65,8 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         elif names := (checkpoint.get("test_view") or {}).get("class_names"):
             refuse(differences(experiment.data.place, own, f"init_from={place}", names, "give reset_head=true"))
         module.configure_model()
+        if str(experiment.trainer["precision"]).startswith("64"):
+            module.double()  # Lightning converts only later
         load_weights(module, checkpoint, path)
         module.load_state_dict(head, strict=False)
         return
@@ -108,7 +110,7 @@ class Restored(Callback):
         self.checkpoint, self.path = checkpoint, path
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        load_weights(pl_module, self.checkpoint, self.path)
+        load_weights(pl_module, dict(self.checkpoint), self.path)  # whose hook may change it
 
     on_validation_start = on_predict_start = on_test_start
 

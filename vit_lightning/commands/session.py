@@ -101,6 +101,8 @@ def own_faults(folder: Path | None) -> Iterator[None]:
             raise UserError(f"compile=true: torch cannot compile it: {one_line(fault)} (give compile=false)") from fault
         text = own_traceback(fault)
         if text is None:
+            if isinstance(fault, RuntimeError) and str(fault).startswith("Error(s) in loading state_dict"):
+                raise UserError(f"the checkpoint is of another architecture: {one_line(fault)[:300]}") from fault
             if (refusal := _refused_by_lightning(fault)) is not None:
                 raise UserError(refusal) from fault  # a mistake that only the training shows
             raise

@@ -151,7 +151,8 @@ def read_data(groups: Groups) -> None:
         data.check()
     if trained is not None and is_own and len(reader.problems) == before and data.wanted in data.cut_splits:
         with problems_of(reader, ""):
-            if replace(data).fingerprint() != trained.checkpoint.get("images"):
+            unkept: dict[str, Any] = {"in_memory": False} if "in_memory" in signature_of(type(data)).options else {}
+            if replace(data, **unkept).fingerprint() != trained.checkpoint.get("images"):
                 some = "some would be of the training (give others, or these as they were)"
                 raise UserError(
                     f"{data.place}: its images are no longer those that the model learned from, and those of "

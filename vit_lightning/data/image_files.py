@@ -302,6 +302,7 @@ class ImageFiles(ImageData):
         for row in rows:
             try:
                 dataset.pixels(row, None)
+                problems.append(f"{dataset.name(row)} could not be read at first, and can be now: try again")
             except UserError as error:
                 problems += error.problems
         return problems

@@ -286,6 +286,9 @@ class _Candidate(NamedTuple):
 def _mappings(contents: Mapping[Any, Any], place: str = "", depth: int = 4) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yields each mapping inside of another that holds tensors, and its keys; a dict of pickle may hold itself."""
     found = {str(name): value.detach() for name, value in contents.items() if isinstance(value, Tensor)}
+    arrays = [str(name) for name, value in contents.items() if type(value).__name__.endswith("multiarray._reconstruct")]
+    if found and arrays:
+        raise UserError(f"{place}{arrays[0]} is an array of numpy beside tensors (save it as a tensor)")
     if found:
         yield place, found
     for key, value in contents.items() if depth else ():
