@@ -130,7 +130,9 @@ LOGGED = {
             "images a second of all ranks since the last row, without validation", "Speed"
         ),
         "speed/step_seconds": Logged("seconds of a step since the last row, with loading", "Speed"),
-        "speed/mfu": Logged("model FLOPs utilization (0 to 1): 3 forward passes over the dense peak", "Speed"),
+        "speed/mfu": Logged(
+            "model FLOPs utilization (0 to 1) on known GPUs: 3 forward passes over the precision's dense peak", "Speed"
+        ),
     },
     "Every epoch, over its training images on all ranks, each with the weights of its step": {
         "train/loss": Logged("loss (nats) that is minimized, with mixing and smoothing", "Quality"),
