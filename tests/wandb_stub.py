@@ -28,7 +28,6 @@ class StubServer(ThreadingHTTPServer):
         self.views: dict[str, dict[str, Any]] = {}
         self.operations: list[str] = []
         self.artifacts: list[dict[str, Any]] = []
-        self.links: list[dict[str, Any]] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -151,13 +150,6 @@ class Handler(BaseHTTPRequestHandler):
         if name == "CommitArtifact":
             found = server.artifacts[int(asked["artifactID"])]
             return {"commitArtifact": {"artifact": {"id": found["id"], "digest": found["digest"]}}}
-        if name == "FetchOrgInfoFromEntity":
-            return {"entity": {"organization": {"name": "org", "orgEntity": {"name": "org-entity"}}, "user": None}}
-        if name == "LinkArtifact":
-            server.links.append(asked)
-            source = server.artifacts[int(asked["artifactID"])]
-            linked = self.membership(f"{source['artifactCollectionName']}:v{asked['artifactID']}")
-            return {"result": {"versionIndex": 0, "artifactMembership": linked}}
         if name == "ArtifactByID":
             return {"artifact": self.artifact(int(asked["id"]))}
         if name == "ArtifactMembershipByName":
@@ -236,7 +228,7 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2
 
     found: dict[str, Any] = {"rows": [], "config": {}, "summary": {}, "run": {}}
-    found |= {"stats": [], "console": "", "metrics": {}, "axes": {}, "alerts": [], "artifacts": {}, "environment": {}}
+    found |= {"stats": [], "console": "", "metrics": {}, "axes": {}, "artifacts": {}, "environment": {}}
     found["preempting"] = False
     for chunk in _chunks(file.read_bytes()):
         record = wandb_internal_pb2.Record.FromString(chunk)
@@ -264,8 +256,6 @@ def read_wandb_file(file: Path) -> dict[str, Any]:
             name = record.metric.name or record.metric.glob_name
             found["metrics"][name] = [way for way in ("max", "min") if said.get(way)]
             found["axes"][name] = record.metric.step_metric
-        elif kind == "alert":
-            found["alerts"].append((record.alert.level, record.alert.title, record.alert.text))
         elif kind == "preempting":
             found["preempting"] = True
         elif kind == "artifact":

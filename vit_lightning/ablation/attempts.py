@@ -111,9 +111,11 @@ class Attempts:
         Raises:
             UserError: an arm cannot be trained.
         """
+        if not self.plan.compare.equal:
+            return
         path, study = self.ledger.folder / "ledger" / "timing.json", self.ledger.study()
         task = functools.partial(time_arms, self.plan, {arm: base_of(study, arm) for arm in study.arms}, path)
-        while self.plan.compare.equal and not self.ledger.timing and not received:
+        while not self.ledger.timing and not received:
             if (claim := self.ledger.claim_timing()) is None:
                 time.sleep(0.5)  # another process times them
                 continue

@@ -335,7 +335,7 @@ class Ledger:
         path = self._next_claim(self.claims_folder(run))
         if path is None or self.has_finished(run):  # checked last, after the end of the claim before
             return None
-        if (claim := _make_claim(path, progress=self.progress(run))) is None:
+        if (claim := _make_claim(path, self.progress(run))) is None:
             return None
         if self._silent_deaths(run, claim.number) >= SILENT_DEATHS:
             cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run got no further"
@@ -405,10 +405,10 @@ class Ledger:
         return count
 
 
-def _make_claim(path: Path, **facts: Any) -> Claim | None:
+def _make_claim(path: Path, progress: int = 0) -> Claim | None:
     """Makes a claim; returns None if another process has made it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    claimant = {**owner(), **facts, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    claimant = {**owner(), "progress": progress, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     return Claim(path, int(path.stem)) if create_once(path, json.dumps(claimant) + "\n") else None
 
 

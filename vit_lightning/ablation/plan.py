@@ -188,7 +188,10 @@ class Plan:
             chosen: options that tuning has chosen for the arm, or that a trial tries.
             trial: whether it tunes the arm; then it is not tested.
         """
-        per_run = options_of_run(self.name, arm, seed, split_varies=self.split_varies, trial=trial)
+        split = {"data.split_seed": seed} if self.split_varies else {}
+        # W&B groups runs by ablation, then by arm
+        wandb = {"group": self.name, "job_type": TUNING if trial else arm, "tags": _tags(self.name, arm, seed)}
+        per_run = {"seed_everything": seed, **split, "wandb": wandb, **({"test": False} if trial else {})}
         return [*self.flags, *flags_of({**self.arms[arm], **chosen}), *flags_of(per_run)]
 
     def command(self, arm: str, seed: int, chosen: Mapping[str, Any] = {}) -> str:
@@ -207,21 +210,6 @@ class Plan:
                     found = replace(found, data=one.data, teacher=one.teacher if same_teacher else found.teacher)
             self._resolved[key] = found
         return self._resolved[key].with_seed(seed, _tags(self.name, arm, seed))
-
-
-def options_of_run(ablation: str, arm: str, seed: int, *, split_varies: bool, trial: bool = False) -> dict[str, Any]:
-    """Returns the options that tell one run of an ablation from the others; W&B groups runs by ablation, then by arm.
-
-    Args:
-        ablation: name of the ablation.
-        arm: arm of the run.
-        seed: seed of the run.
-        split_varies: whether each seed has a split of its own.
-        trial: whether the run tunes its arm.
-    """
-    split = {"data.split_seed": seed} if split_varies else {}
-    wandb = {"group": ablation, "job_type": TUNING if trial else arm, "tags": _tags(ablation, arm, seed)}
-    return {"seed_everything": seed, **split, "wandb": wandb, **({"test": False} if trial else {})}
 
 
 def flags_of(options: Mapping[str, Any]) -> list[str]:
