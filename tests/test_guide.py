@@ -201,7 +201,7 @@ def test_every_command_runs(words, prepared, monkeypatch):
     monkeypatch.chdir(prepared)
     short = SHORT if words[0] == "fit" and "--config" in words else []
     monkeypatch.setattr(sys, "argv", ["lightning", *words])  # of which a sweep is made
-    assert main([*words, *short]) == (2 if words[0] == "sync" else 0)  # which needs an account
+    assert main([*words, *short]) == (2 if words[0] in ("sync", "dashboard") else 0)  # which need an account
 
 
 @pytest.mark.full

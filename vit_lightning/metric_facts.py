@@ -131,14 +131,15 @@ LOGGED = {
         ),
         "speed/step_seconds": Logged("seconds of a step since the last row, with loading", "Speed"),
         "speed/mfu": Logged(
-            "model FLOPs utilization (0 to 1) on known GPUs: 3 forward passes over the precision's dense peak", "Speed"
+            "model FLOPs utilization (0 to 1) on known GPUs: 3 forward passes a step over the precision's peak FLOPs",
+            "Speed",
         ),
     },
-    "Every epoch, over its training images on all ranks, each with the weights of its step": {
+    "Every epoch, the mean over the training images of all ranks, as seen while training": {
         "train/loss": Logged("loss (nats) that is minimized, with mixing and smoothing", "Quality"),
         "train/acc": Logged("accuracy (0 to 1); a mixed image counts with its larger part"),
     },
-    "Every validation, over its images, each once over all ranks; with the averaged weights if there is an `ema`": {
+    "Every validation, the mean over its images, each once across ranks, with the averaged weights of an `ema`": {
         "val/loss": Logged("cross entropy (nats), or MAE's squared error", "Quality"),
         "val/acc": Logged("accuracy (0 to 1)", "Quality"),
         "val/acc5": Logged("top-5 accuracy, from 6 classes on"),
