@@ -123,7 +123,8 @@ def test_a_flag_is_a_small_config():
     assert config_of_flag("a.init_args.b", "1") == {"a": {"b": "1"}}
     assert config_of_flag("a", "[1, {class_path: B, init_args: {c: 2}}]") == {"a": [1, {"class_path": "B", "c": 2}]}
     assert config_of_flag("a.dict_kwargs.b", "1") == {"a": {"b": "1"}}
-    assert config_of_flag("a.b", "None") == {"a": {"b": "null"}}
+    assert config_of_flag("a.b", "None") == config_of_flag("a.b", "null") == {"a": {"b": None}}
+    assert config_of_flag("a", '"null"') == {"a": "null"}
     assert config_of_flag("data", "Digits") == {"data": {"class_path": "Digits"}}
     assert config_of_flag("a", '"[0.9]"') == {"a": "[0.9]"}
     assert config_of_flag("a", '"best" run') == {"a": '"best" run'}

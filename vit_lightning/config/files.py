@@ -113,6 +113,11 @@ def as_map(given: Any) -> Config:
     return given if isinstance(given, dict) else {} if given is None else {"class_path": given}
 
 
+def without_nulls(config: Config, *names: str) -> Config:
+    """Returns a config without those of these options that are null."""
+    return {key: value for key, value in config.items() if value is not None or key not in names}
+
+
 def value_at(config: Any, key: str) -> Any:
     """Returns the value of a dotted option of a config, None if it has none."""
     for part in key.split("."):

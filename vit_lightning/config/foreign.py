@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from vit_lightning.config.files import Config, as_list, as_map
+from vit_lightning.config.files import Config, as_list, as_map, without_nulls
 from vit_lightning.config.names import HOMES, can_be_class, class_of
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.base import ImageData
@@ -30,23 +30,16 @@ def as_ours(config: Config, problems: list[str]) -> Config:
         config: the config.
         problems: gets what would switch off a promise of ours.
     """
-    config = dict(config)
+    config = without_nulls(config, "ckpt_path", "weights_only")
     if isinstance(config.get("seed_everything"), bool):  # Lightning too takes 0
         config["seed_everything"] = 0
-    for key in ("ckpt_path", "weights_only"):
-        if config.get(key, "") in (None, "null"):
-            del config[key]
     if "ckpt_path" in config:
         config["ckpt"] = config.pop("ckpt_path")
-    schedule = config.pop("lr_scheduler", None)
-    schedule = "constant" if schedule == "null" else schedule  # as on the command line
-    if isinstance(schedule, str) and can_be_class(schedule):
-        schedule = {"class_path": schedule}
-    if isinstance(schedule, dict):
-        schedule = {"interval": "epoch", **schedule}
-    optimizer = config.get("optimizer") or {}
-    if schedule is not None and isinstance(optimizer, (str, dict)):
-        optimizer = as_map(optimizer)
+    if "lr_scheduler" in config:
+        schedule = config.pop("lr_scheduler") or "constant"
+        if isinstance(schedule, dict) or can_be_class(str(schedule)):
+            schedule = {"interval": "epoch", **as_map(schedule)}
+        optimizer = as_map(config.get("optimizer"))
         if "schedule" in optimizer:
             problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
         config["optimizer"] = {**optimizer, "schedule": schedule}
@@ -56,7 +49,7 @@ def as_ours(config: Config, problems: list[str]) -> Config:
         config["trainer"] = {name: value for name, value in trainer.items() if name not in OURS}
         for name, value in given.items():
             usual = (defaults[name], str(defaults[name]).lower(), *(("true", True) if "checkpoint" in name else ()))
-            if value not in (None, "null", *usual):
+            if value not in (None, *usual):
                 shown = str(value).lower() if isinstance(value, bool) else value
                 problems.append(f"trainer.{name}={shown}: {OURS[name]}")
     model = config.get("model")
@@ -135,7 +128,7 @@ def _monitored(trainer: Any) -> Config:
         if issubclass(kind, ModelCheckpoint):
             known = {name: option.default for name, option in signature_of(kind).options.items()} | given
             found = {name: known[name] for name in ("monitor", "mode") if isinstance(known.get(name), str)}
-            if found.get("monitor", "null") != "null":
+            if "monitor" in found:
                 return found
     return {}
 

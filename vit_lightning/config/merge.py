@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from vit_lightning.config.files import ARGUMENTS, Config, as_flag, as_list, as_map, flatten, read_config, word
+from vit_lightning.config.files import (
+    ARGUMENTS,
+    Config,
+    as_flag,
+    as_list,
+    as_map,
+    flatten,
+    read_config,
+    without_nulls,
+    word,
+)
 from vit_lightning.config.foreign import as_ours, of_the_module, takes_no_network
 from vit_lightning.config.names import can_be_class, class_of, find_class, full_name, is_same_class
 from vit_lightning.config.networks import network_in_file
@@ -23,6 +33,7 @@ from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES, GR
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.typed import scalar
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
 from vit_lightning.data.wrapped import WrappedDataset
@@ -92,6 +103,7 @@ def merge_all(
             if "compare" in config:
                 what = "the plan of an ablation, not a config"
                 raise UserError(f"config={text} is {what}: lightning ablate {shlex.quote(text)}")
+            config = without_nulls(config, *GROUPS, "lr_scheduler")  # which say nothing
             configs.append(as_ours(_with_files(config, path.parent), problems))
         except UserError as error:
             problems += error.problems
@@ -119,8 +131,8 @@ def merge_all(
     for source in (first, *sources):
         config = of_the_module(source, merged)
         problems += _overruled_preset(as_map(config.get("model")), as_map(merged.get("model")))
-        merged = merge(merged, {k: v for k, v in config.items() if v is not None or k not in GROUPS})
-    merged = {k: v for k, v in merged.items() if v != "null" or k not in GROUPS}  # --loss=null leaves it out
+        merged = merge(merged, config)
+    merged = without_nulls(merged, *GROUPS)  # --loss=null leaves it out
     if command in TRAINED:
         merged.pop("ckpt", None)  # it has been read
     if names and "experiment" not in merged:
@@ -251,7 +263,7 @@ def _for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
     view = trained.checkpoint.get("test_view") or {}
     other_channels = () if "in_channels" in known or view.get("in_channels", 3) == 3 else ("mean", "std")  # do not fit
     view = _without(view, "class_names", "multi_label", *other_channels, *{"in_channels"} - known)
-    given = {name: parse_yaml(str(data[name]), f"data.{name}") for name in view if name in data}
+    given = {name: scalar(data[name]) for name in view if name in data}
     facts = facts_of_images(given)
     if "image_size" in view:
         size = pair(view["image_size"])
@@ -275,7 +287,7 @@ def other_cuts(before: Config, data: Config) -> list[str]:
     problems = []
     for key in ("split_seed", "val_share", "test_share"):
         cut, other = before.get(key), data.get(key, before.get(key))
-        if parse_yaml(str(cut), key) != parse_yaml(str(other), key):
+        if scalar(cut) != scalar(other):
             images = "and so from images that this one has for its measurement (leave it out)"
             problems.append(f"data.{key}={other}: the model learned from the split of {key}={cut}, {images}")
     return problems
@@ -291,7 +303,7 @@ def options_of_data(name: Any) -> set[str]:
 def _heads(sources: Sequence[Config]) -> Config | None:
     """Returns the heads of the network that configs name, the last one of all; None if none does."""
     given = [model["num_heads"] for config in sources if "num_heads" in (model := flatten(config.get("model")) or {})]
-    return {"num_heads": parse_yaml(str(given[-1]), "model.num_heads")} if given else None
+    return {"num_heads": scalar(given[-1])} if given else None
 
 
 def _without(config: Config, *names: str) -> Config:
@@ -345,7 +357,7 @@ def _trained(place: str, facts: Config, *, heads: Config | None = None, trust: b
 def _config_of_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeights | None, Config]:
     """Returns the source of the initial weights and its architecture; nothing without one."""
     given = [config["init_from"] for config in sources if "init_from" in config]
-    if not given or given[-1] in (None, "null"):
+    if not given or given[-1] is None:
         return None, {}
     models = [config["model"] for config in sources if config.get("model")]
     named = [str(name) for model in models if (name := as_map(model).get("class_path")) is not None]
@@ -434,11 +446,11 @@ def _keeps_class(before: Config, value: Config, key: str) -> bool:
 def config_of_flag(key: str, value: str) -> Config:
     """Returns a flag as a config; ``--model=CLASS`` and ``--data=CLASS`` name a class."""
     # other values stay words, which are read as what the option's type needs
-    value = "null" if value == "None" else value  # as Python, and so agents of sweeps, write it
     quoted = len(value) > 1 and value[0] == value[-1] == '"'
     given: Any = flatten(parse_yaml(value, f"{key}={value}")) if value[:1] in ("[", "{") or quoted else value
+    given = None if value in ("null", "None") else given  # the second as Python, and so agents of sweeps, write it
     parts = [part for part in key.split(".") if part not in ARGUMENTS]
-    if len(parts) == 1 and parts[0] in ("module", *DEFAULT_CLASSES) and isinstance(given, str) and given != "null":
+    if len(parts) == 1 and parts[0] in ("module", *DEFAULT_CLASSES) and isinstance(given, str):
         given = {"class_path": given}
     for part in reversed(parts):
         given = {part: given}

@@ -342,8 +342,6 @@ class Reader:
 
     def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:
         """Returns a value of the first type of a union that takes it; else the problems of the one that was meant."""
-        if type(None) in members(kind) and given in (None, "null"):
-            return None
         tried: list[tuple[Any, Reader]] = []
         kinds = [
             one for one in members(kind) if one is not int or float not in members(kind) or type(scalar(given)) is int
@@ -502,8 +500,8 @@ def plain_value(kind: Any, given: Any) -> Any:
         return _time(given)
     if issubclass(kind, Enum):
         return kind[given] if given in kind.__members__ else kind(given)
-    if kind is int and isinstance(given, str) and type(value) is float and value.is_integer():
-        return int(value)  # as agents of sweeps write it
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)  # 1e3, and as agents of sweeps write it
     if type(value) is not kind:
         raise TypeError
     return value
