@@ -160,7 +160,7 @@ def like(width: int, heads: int, norm: str, rate: float = 0.0): ...
 def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(target, expected, monkeypatch):
     monkeypatch.setattr("vit_lightning.config.typed.find_class", lambda name: target)
     reader = Reader()
-    place = Place(None, "factory", 4)
+    place = Place(None, partial, 4)
     part = reader.part(place, {"class_path": "my.Part", "gate": 3}, "block", like)
     assert not reader.problems
     assert part.make()(8, 4, "n", 0.0) == expected
@@ -180,7 +180,7 @@ def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(
 def test_arguments_that_would_fall_on_others_are_refused(target, monkeypatch):
     monkeypatch.setattr("vit_lightning.config.typed.find_class", lambda name: target)
     reader = Reader()
-    assert reader.part(Place(None, "factory", 4), "my.Part", "block", like) is WRONG
+    assert reader.part(Place(None, partial, 4), "my.Part", "block", like) is WRONG
     assert "block.class_path=my.Part gets width, heads, norm, rate as its first arguments" in reader.problems[0]
 
 

@@ -9,7 +9,6 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,8 +25,8 @@ from vit_lightning.classes import listed
 from vit_lightning.config.names import HOMES
 from vit_lightning.config.options import BESIDE_OTHER_CLASS
 from vit_lightning.config.own_files import where
-from vit_lightning.config.signatures import Option, signature_of
-from vit_lightning.config.typed import WRONG, Adapter, Found, Part, Reader, made, plain
+from vit_lightning.config.signatures import Option, Signature, signature_of
+from vit_lightning.config.typed import WRONG, Adapter, Found, Reader
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.per_image import PerImage, seeded
@@ -55,42 +54,22 @@ INTERVAL = Option("interval", Interval, "step")
 Options = dict[str, Option]
 
 
-@dataclass(frozen=True)
-class Joined(Part):
-    """A class of others with its arguments, in the place of one of ours.
-
-    Args:
-        options: values of our options beside them.
-        join: returns ours from their class, its arguments, and our options.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    join: Callable[[Any, dict[str, Any], dict[str, Any]], Any] = lambda target, theirs, ours: target(**theirs)
-
-    def make(self, **more: Any) -> Any:
-        return self.join(self.target, made(dict(self.arguments)), made(dict(self.options)) | more)
-
-    def plain(self) -> Any:
-        arguments = plain({**self.arguments, **self.options})
-        return {"class_path": self.name, "init_args": arguments} if self.name else arguments
+Join = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
+"""Returns ours from a class of others, its arguments, and our options beside them."""
 
 
 def _joined(
-    reader: Reader,
-    found: Found,
-    theirs: Options,
-    ours: Options,
-    path: str,
-    join: Callable[[Any, dict[str, Any], dict[str, Any]], Any],
-    both: Collection[str] = (),
+    reader: Reader, found: Found, theirs: Options, ours: Options, path: str, join: Join, both: Collection[str] = ()
 ) -> Any:
-    """Returns a class of others with its arguments and our options, of which theirs come first."""
-    name, target, given = found
-    values = reader.arguments({**ours, **theirs}, given, path, of=name, others=signature_of(target).others)
-    lacking = [key for key, option in theirs.items() if option.required and key not in values]
-    arguments = {key: value for key, value in values.items() if key in theirs or key not in ours}
-    options = {key: value for key, value in values.items() if key in ours and (key not in theirs or key in both)}
-    return WRONG if lacking else Joined(target, arguments, name, options=options, join=join)
+    """Returns a class of others, with its arguments and our options, in the place of one of ours; theirs come first."""
+
+    def call(target: Any, /, **given: Any) -> Any:
+        arguments = {key: value for key, value in given.items() if key in theirs or key not in ours}
+        options = {key: value for key, value in given.items() if key in ours and (key not in theirs or key in both)}
+        return join(target, arguments, options)
+
+    options, others = {**theirs, **ours, **theirs}, signature_of(found.target).others
+    return reader.made_of(found, Signature(options, others), path, call)
 
 
 def given_alone(options: Options) -> Options:
@@ -204,8 +183,7 @@ def read_optimizer(reader: Reader, given: Any) -> Any:
     name, target, arguments = found
     ours = signature_of(OptimizerConfig).options | {"schedule": SCHEDULE}
     if not name:
-        values = reader.arguments(ours, arguments, "optimizer")
-        return Joined(target, {}, "", options=values, join=partial(_own_optimizer, name))
+        return _joined(reader, found, {}, ours, "optimizer", partial(_own_optimizer, name))
     kept = {key: ours[key] for key in BESIDE_OTHER_CLASS["optimizer"]}
     taken = signature_of(target, 1)
     for key in ("lr", "weight_decay"):
@@ -298,7 +276,7 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
     part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: kind(**given))
     if part is WRONG:
         return None
-    name = part.options.get("name", short)
+    name = part.arguments.get("name", short)
     if name in METRICS or not name.isidentifier() or hasattr(nn.ModuleDict, name):
         text = f"{class_path} needs another name, that is not {', '.join(METRICS)}"
         reader.problems.append(f"metrics.name={name}: {text}")

@@ -10,9 +10,10 @@ import collections.abc
 import inspect
 import math
 import numbers
+import operator
 import types
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
@@ -42,8 +43,10 @@ PLAIN: dict[Any, str] = {int: "an int", float: "a finite float", bool: "true or 
 PLAIN |= {timedelta: "a time such as 1:30:00", type(None): "null"}
 """Plain types, and the words for them."""
 
-Form = Literal["object", "factory", "class"]
-"""Whether an object is made of a class, or a factory that takes further arguments, or it is given itself."""
+
+def itself(target: Any, /, **_: Any) -> Any:
+    """Returns a class where a config gives it itself."""
+    return target
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,14 @@ class Part:
         target: the class or function.
         arguments: values of its arguments; those with classes are parts too.
         name: class path in a config; empty for a group of options, which has none.
-        form: what is made of it.
-        named: names and defaults of the first arguments of a factory, which passes on by name those that the class
-            takes; none where it passes all of them on in their order.
+        call: makes what stands in its place, called with both: ``operator.call`` an object, ``partial`` a factory that
+            takes further arguments, ``itself`` the class.
     """
 
     target: Any
     arguments: Mapping[str, Any]
     name: str = ""
-    form: Form = "object"
-    named: Mapping[str, Any] = field(default_factory=dict)
+    call: Callable[..., Any] = operator.call
 
     @property
     def kind(self) -> type:
@@ -71,18 +72,12 @@ class Part:
         return self.target if isinstance(self.target, type) else object
 
     def make(self, **more: Any) -> Any:
-        """Returns a new object, factory or the class, with further arguments in place of those of the config."""
-        if self.form == "class":
-            return self.target
+        """Returns what stands in its place, new, with further arguments in place of those of the config."""
         given = {name: made(value) for name, value in self.arguments.items() if name not in more} | more
-        if self.named:
-            return partial(_call_by_name, self.target, self.named, given)
-        return partial(self.target, **given) if self.form == "factory" else self.target(**given)
+        return self.call(self.target, **given)
 
     def plain(self) -> Any:
         """Returns it as plain data, as ``config.yaml`` has it."""
-        if self.form == "class":
-            return self.name
         arguments = {name: plain(value) for name, value in self.arguments.items() if is_plain(value)}
         if not self.name:
             return arguments
@@ -100,43 +95,36 @@ class Numbers(Part):
         return self.arguments["numbers"]
 
 
-def _call_by_name(target: Any, names: Mapping[str, Any], given: Mapping[str, Any], *values: Any) -> Any:
+def _call_by_name(names: Mapping[str, Any], target: Any, /, *values: Any, **given: Any) -> Any:
+    """Calls a class with those of some values that it takes, by their names; one that is asked for must be taken."""
     passed, taken = dict(zip(names, values, strict=True)), signature_of(target).options
     asked = [name for name, value in passed.items() if isinstance(value, float) and value != names[name]]
     refuse(f"{name}: {target.__name__} takes no {name} (leave it out)" for name in asked if name not in taken)
     return target(**{name: value for name, value in passed.items() if name in taken}, **given)
 
 
-def _names_for(target: Any, like: Any, leading: int) -> dict[str, Any]:
-    """Returns names and defaults of the first arguments of a class like another, if it takes others, or otherwise."""
-    if not leading or not callable(like):
-        return {}
-    names = {name: option.default for name, option in list(signature_of(like).options.items())[:leading]}
-    own = signature_of(target)
-    takes_names = {*own.required} and {*own.required} <= {*names}
-    return names if takes_names and list(own.options)[:leading] != list(names) else {}
+def _first_arguments(target: Any, like: Any, leading: int) -> tuple[dict[str, Any], str]:
+    """Returns how a class gets the first arguments of another: by name those that it has, or all in their order.
 
-
-def _misplaced(target: Any, like: Any, leading: int) -> str:
-    """Returns what is wrong with a class that gets its first arguments in their order; empty if they are its first."""
-    try:
-        parameters = list(inspect.signature(target).parameters.values())
-    except (ValueError, TypeError):  # of a class in C
-        return ""
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return ""
-    taken = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    Returns:
+        names and defaults, none for the order; what is wrong if it can get them in neither way.
+    """
     passed = list(signature_of(like).options.values())[:leading] if callable(like) else []
-    other = [
-        mine.name
-        for mine, one in zip(taken, passed, strict=False)
-        if one.required and mine.name != one.name and mine.default is not mine.empty
-    ]
-    if len(taken) >= leading and not other:
-        return ""
-    names = ", ".join(one.name for one in passed) or f"{leading} arguments"
-    own = ", ".join(one.name for one in taken)
-    return f"gets {names} as its first arguments and takes ({own}): name them so, or take them in this order"
+    names, own = {one.name: one.default for one in passed}, signature_of(target)
+    if own.required and {*own.required} <= {*names} and list(own.options)[:leading] != list(names):
+        return names, ""
+    try:
+        taken = inspect.signature(target).bind_partial(*range(leading)).arguments
+        pairs = [(own.options.get(name), one) for name, one in zip(taken, passed, strict=False)]
+        fits = not any(mine and mine.name != one.name and one.required and not mine.required for mine, one in pairs)
+    except ValueError:  # of a class in C
+        fits = True
+    except TypeError:  # it takes fewer
+        fits = False
+    if fits:
+        return {}, ""
+    asked, has = ", ".join(names) or f"{leading} arguments", ", ".join(own.options)
+    return {}, f"gets {asked} as its first arguments and takes ({has}): name them so, or take them in this order"
 
 
 def made(value: Any) -> Any:
@@ -173,12 +161,12 @@ class Place(NamedTuple):
 
     Args:
         base: class from which it derives; None for any.
-        form: what is made of it.
+        call: makes what stands there, see ``Part``.
         leading: number of first arguments that are given to a factory; None for any.
     """
 
     base: type | None = None
-    form: Form = "object"
+    call: Callable[..., Any] = operator.call
     leading: int | None = 0
 
 
@@ -186,11 +174,11 @@ def place_of(kind: Any) -> Place | None:
     """Returns the place of a class that a type asks for; None for any other type."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin is type:
-        return Place(parts[0] if parts and inspect.isclass(parts[0]) and parts[0] is not Any else None, "class")
+        return Place(parts[0] if parts and inspect.isclass(parts[0]) and parts[0] is not Any else None, itself)
     if origin is collections.abc.Callable:
         taken, returned = parts or (..., Any)
         bases = [each for each in members(returned) if inspect.isclass(each) and each not in (*PLAIN, object)]
-        return Place(bases[0] if bases else None, "factory", None if taken is ... else len(taken))
+        return Place(bases[0] if bases else None, partial, None if taken is ... else len(taken))
     return Place(kind) if inspect.isclass(kind) and kind not in (object, Any) and origin is kind else None
 
 
@@ -379,26 +367,31 @@ class Reader:
         if is_class and base is not None and (not issubclass(target, base) or inspect.isabstract(target)):
             self.problems.append(f"{path}.class_path={name} must be a {base.__name__}")
             return WRONG
-        form: Form = "object" if place.form == "factory" and is_class and base is None else place.form
-        leading = (place.leading or 0) if form == "factory" else 0
-        names = _names_for(target, default, leading)
-        if leading and not names and (problem := _misplaced(target, default, leading)):
+        call = operator.call if place.call is partial and is_class and base is None else place.call
+        leading = (place.leading or 0) if call is partial else 0
+        names, problem = _first_arguments(target, default, leading) if leading else ({}, "")
+        if problem:
             self.problems.append(f"{path}.class_path={name} {problem}")
             return WRONG
         signature = signature_of(target, 0 if names else leading)
         signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
-        provided = signature.options if form == "class" or place.leading is None else ()
-        part = self.made_of(found, signature, path, form, provided)
-        return replace(part, named=names) if names and part is not WRONG else part
+        provided = signature.options if call is itself or place.leading is None else ()
+        call = partial(partial, _call_by_name, names) if names else call
+        return self.made_of(found, signature, path, call, provided)
 
     def made_of(
-        self, found: Found, signature: Signature, path: str, form: Form = "object", provided: Collection[str] = ()
+        self,
+        found: Found,
+        signature: Signature,
+        path: str,
+        call: Callable[..., Any] = operator.call,
+        provided: Collection[str] = (),
     ) -> Any:
         """Returns a class with its arguments; ``WRONG`` if it lacks some."""
         options, others = signature.options, signature.others
         values = self.arguments(options, found.arguments, path, of=found.name, provided=provided, others=others)
         lacking = {*signature.required} - {*values, *provided}
-        return WRONG if lacking else Part(found.target, values, found.name, form)
+        return WRONG if lacking else Part(found.target, values, found.name, call)
 
     def find(self, base: type | None, given: Any, path: str, default: Any = REQUIRED) -> Found | None:
         """Returns the class or function that a config names; None, with a problem, if there is none.
@@ -463,8 +456,8 @@ def default_of(option: Option) -> Any:
         for place in filter(None, (place_of(kind) for kind in members(option.kind) if kind not in PLAIN)):
             options = signature_of(default, place.leading or 0).options.values()
             taken = [one for one in options if one.default is not REQUIRED and not one.passed_on]
-            arguments = {} if place.form == "class" else {one.name: default_of(one) for one in taken}
-            return Part(default, arguments, public_name(default), place.form)
+            arguments = {} if place.call is itself else {one.name: default_of(one) for one in taken}
+            return Part(default, arguments, public_name(default), place.call)
     return default
 
 
