@@ -124,7 +124,10 @@ FILES = {
     "fit --config=pooling": "config=pooling is the plan of an ablation, not a config: lightning ablate pooling",
     "fit --config=plan.yaml": "config=plan.yaml is the plan of an ablation, not a config: lightning ablate plan.yaml",
     "fit --config=sweep.yaml": "config=sweep.yaml is a sweep of W&B, not a config: wandb sweep sweep.yaml",
-    "fit --config=trusting.yaml": "config=trusting.yaml: trust is no option of a config (give --trust, for one call)",
+    "fit --config=trusting.yaml": [
+        "config=trusting.yaml: out is no option of a config (give --out, for one call)",
+        "config=trusting.yaml: trust is no option of a config (give --trust, for one call)",
+    ],
     "fit --config=args.yaml": (
         "config=args.yaml holds arguments of timm's train.py, it is no config: the guide's page coming_from.md has"
     ),
@@ -439,7 +442,7 @@ TEXTS = {
     "plan": (REPOSITORY / "experiments" / "ablations" / "pooling.yaml").read_text(),
     "images": "data: {class_path: ImageFolder, image_size: 8, num_workers: 0}\n"
     "model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ntrainer: {accelerator: cpu, max_epochs: 1}\n",
-    "trusting": "trust: true\n",
+    "trusting": "trust: true\nout: run\n",
     "empty": "# nothing\n",
     "sweep": "method: bayes\nparameters: {optimizer.lr: {min: 0.1, max: 1}}\n",
     "args": "aa: rand-m9\nepochs: 300\nmodel: vit_small_patch16_224\nopt: adamw\nsched: cosine\n",

@@ -82,7 +82,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
         initial=groups.initial,
         teacher=groups.teacher,
         unread=tuple(groups.unread),
-        **vars(groups.run),
+        **{name: general[name] for name in ("resume", "out", "print_config")},
         **of_call,
     )
 
@@ -95,9 +95,8 @@ def read_general(groups: Groups) -> None:
     for name in [name for name in own if name not in options]:
         reader.problems.append(_unknown(name, own.pop(name), config, [*options, *GROUPS]))
     groups.general = reader.arguments({name: options[name] for name in options if name != "metrics"}, own, "")
-    for kind in OPTION_KINDS:
-        known = {name: groups.general[name] for name in signature_of(kind).options if name in groups.general}
-        groups.run = _make(reader, "", Part(kind, known))
+    known = {name: groups.general[name] for name in signature_of(ConfigOptions).options if name in groups.general}
+    _make(reader, "", Part(ConfigOptions, known))
 
 
 def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str:

@@ -59,8 +59,6 @@ class Experiment:
     """The weights of ``init_from``, fitted to the network."""
     teacher: Teacher | None = None
     """The teacher of a distillation, for commands that train."""
-    trust: bool = False
-    """Whether files of weights may name classes of any package."""
     images: tuple[Path, ...] = ()
     """Image files and folders that ``predict`` was given."""
 

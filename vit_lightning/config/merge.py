@@ -98,8 +98,8 @@ def merge_all(
             if {"opt", "sched", "epochs"} <= config.keys():
                 table = "the guide's page coming_from.md has a table of its options and ours"
                 raise UserError(f"config={text} holds arguments of timm's train.py, it is no config: {table}")
-            if "trust" in config:
-                raise UserError(f"config={text}: trust is no option of a config (give --trust, for one call)")
+            flags_alone = [name for name in RunOptions.__dataclass_fields__ if name in config]
+            refuse(f"config={text}: {key} is no option of a config (give --{key}, for one call)" for key in flags_alone)
             if "compare" in config:
                 what = "the plan of an ablation, not a config"
                 raise UserError(f"config={text} is {what}: lightning ablate {shlex.quote(text)}")

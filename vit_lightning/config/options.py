@@ -121,7 +121,7 @@ class ConfigOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of this call only, not saved in the run's config.yaml.
+    """Options of one call, given as flags alone.
 
     Args:
         print_config: print the complete config and exit.

@@ -55,7 +55,6 @@ class Groups:
     trained: Trained | None = None
     setting_parts: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    run: Any = None
     network: Part | None = None
     empty: nn.Module | None = None
     """The network on the meta device."""
