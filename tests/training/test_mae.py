@@ -126,9 +126,9 @@ def test_a_compiled_step_is_the_same_as_one_graph():
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_a_reconstruction_keeps_what_is_kept_and_tells_the_rest(normalise):
-    """A decoder that tells zeros has the mean of each patch where pixels are normalised."""
+@pytest.mark.parametrize(("normalise", "dtype"), [(True, torch.float32), (False, torch.float64)])
+def test_a_reconstruction_keeps_what_is_kept_and_tells_the_rest(normalise, dtype):
+    """A decoder that tells zeros has the mean of each patch where pixels are normalised; 64-true has other weights."""
     sizes = {"in_channels": 2, "num_classes": 3, "emb_size": 8, "depth": 1, "num_heads": 2}
     module = MAE(
         ViT(image_size=(8, 12), patch_size=(2, 4), **sizes),
@@ -137,7 +137,7 @@ def test_a_reconstruction_keeps_what_is_kept_and_tells_the_rest(normalise):
         decoder_depth=1,
         decoder_num_heads=2,
         mask_ratio=0.5,
-    )
+    ).to(dtype)
     torch.nn.init.zeros_(module.decoder.pixels.weight)
     images, keys = torch.rand(3, 2, 8, 12) + 1, torch.arange(3)
     masked, whole = module.reconstruct(images, keys)

@@ -103,7 +103,7 @@ class MAE(ViTClassifier):
         Mean and standard deviation of a patch, which it does not tell where pixels are normalised, are the true ones.
         """
         kept, pixels = self.draw_kept(keys), patch_pixels(images, self.network.patch_size)
-        told = self(images, kept).to(pixels.dtype)
+        told = self(images.to(self.decoder.pixels.weight.dtype), kept).to(pixels.dtype)
         if self.normalise_pixels:
             mean, std = moments(pixels)
             told = told * std + mean
