@@ -75,7 +75,9 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
     if str(experiment.trainer["precision"]).startswith("64"):
         module.network.double()  # Lightning converts only later
     first.adapted.load(module.network)
-    for text in (first.sentence(), *first.notes):
+    beside = dict.fromkeys(name.partition(".")[0] for name, _ in module.named_parameters())
+    new = "".join(f", new {part}" for part in beside if part != "network")
+    for text in (first.sentence() + new, *first.notes):
         say(row("weights", text))
     if folder is not None and is_first():
         write_whole(folder / "init_from.json", first.to_json(experiment.config["resize_positions"]))

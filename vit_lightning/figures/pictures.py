@@ -69,12 +69,17 @@ def numbers(label: Array, prediction: Array, confidence: Array, names: Sequence[
 
 
 def sheet(
-    images: Array, captions: Sequence[str], wrong: Sequence[bool] = (), title: str = "", cell: int = CELL
+    images: Array,
+    captions: Sequence[str],
+    wrong: Sequence[bool] = (),
+    title: str = "",
+    cell: int = CELL,
+    columns: int = 8,
 ) -> Image.Image:
     """Draws images (n, c, H, W), uint8, above captions of one or two lines, those of ``wrong`` ones in a red frame."""
     first = enlarged(images[0], cell)
     wide, high, above = max(cell, first.width) + 10, first.height + 40, 26 if title else 0
-    columns = min(8, len(images))
+    columns = min(columns, len(images))
     rows = -(-len(images) // columns)
     picture = Image.new("RGB", (wide * columns, high * rows + above), "white")
     draw = ImageDraw.Draw(picture)

@@ -194,7 +194,8 @@ class ValidationPictures(Callback):
         captions = [word for word in ("masked", "reconstructed", "original") for _ in shown]
         folder.mkdir(exist_ok=True)
         path = folder / f"reconstructions-{epoch:04d}.png"
-        write_png(path, sheet(np.concatenate([*pixels, images[shown]]), captions, title=f"epoch {epoch}"))
+        rows_of_sheet = np.concatenate([*pixels, images[shown]])
+        write_png(path, sheet(rows_of_sheet, captions, title=f"epoch {epoch}", columns=len(shown)))
         self.wandb.log_images({"images/reconstructions": path}, logged_steps(trainer))
 
     def _draw_inside(
