@@ -13,7 +13,7 @@ RESULTS = {"test/acc": 0.5, "test_images": 1000}
 def pretend(plan: str, out: str, *left: str) -> Ledger:
     """Begins an ablation, and writes results for its first runs, but for those that are named."""
     ledger, _ = open_ledger(Path(out), read_plan(Path(plan)), threads=1)
-    for number, run in enumerate(ledger.planned()):
+    for number, run in enumerate(ledger.look().planned):
         if run.name not in left:
             ledger.run_folder(run).mkdir(parents=True)
             write_results(ledger.run_folder(run), {**RESULTS, "test/acc": 0.5 + 0.01 * (number % 5)})

@@ -57,7 +57,7 @@ def finish(ledger: Ledger, run: Planned, result: float) -> None:
 
 def carry_out(ledger: Ledger, result: Result = alike) -> Study:
     """Ends all runs that are needed; returns the study as its report reads it."""
-    while pending := ledger.pending():
+    while pending := ledger.look().pending:
         for run in pending:
             finish(ledger, run, result(run))
     return read_study(ledger.folder)
@@ -71,7 +71,7 @@ def test_a_run_that_is_deleted_is_not_trained_again(in_folder):
     before = verdicts(carry_out(begin()))
     shutil.rmtree("runs/out/runs/mean-seed1")
     ledger = begin()
-    assert ledger.pending() == []
+    assert ledger.look().pending == []
     study = carry_out(ledger)
     assert verdicts(study) == before
     assert study.plan_changed == ["'mean' with seed 1 is gone; its first result, 91.20 %, counts"]
@@ -96,7 +96,7 @@ def test_a_result_is_kept_before_its_attempt_ends(in_folder):
     shutil.rmtree("runs/out/runs/mean-seed1")  # before any process has seen it
     ledger = begin()
     assert ledger.claim(run) is None
-    assert run not in ledger.pending()
+    assert run not in ledger.look().pending
     said = "'mean' with seed 1 is gone; its first result, 90.00 %, counts"
     assert carry_out(ledger).plan_changed == [said]
 
@@ -247,7 +247,7 @@ def test_an_accuracy_that_is_not_that_of_its_predictions_does_not_count(in_folde
     assert edited.cause.startswith("edited: test/acc ")
     assert any(text.startswith("'mean' with seed 2: test/acc ") for text in study.plan_changed)
     assert 2 not in compare(study)[0].counted, "another seed takes its place"
-    assert ledger.pending() == []
+    assert ledger.look().pending == []
 
 
 def test_edited_results_are_called_so(in_folder):
@@ -260,13 +260,13 @@ def test_edited_results_are_called_so(in_folder):
 
 def test_one_failed_run_ends_no_arm_and_is_not_tried_until_it_ends_well(in_folder):
     ledger, failed = begin(), Planned("mean", 2)
-    ledger.planned()
+    ledger.look()
     ledger.end_attempt(failed, ledger.claim(failed), "diverged", "training diverged in step 7")
     study = carry_out(ledger)
     assert verdicts(study) == [("mean", 6, "equivalent")]
     assert [run.seed for run in study.runs if run.arm == "mean"] == [*range(7)], "one more in its place"
     ledger.retry()
-    assert ledger.pending() == []
+    assert ledger.look().pending == []
     finish(ledger, failed, 0.99)
     assert verdicts(read_study(ledger.folder)) == [("mean", 6, "equivalent")], "it stays a failure"
 
@@ -286,7 +286,7 @@ def test_going_on_after_the_end_keeps_the_earlier_maxima(in_folder):
     assert f" N{text[1:]}." in make_report(study).recommendation
     for most in (8, 12):
         ledger = begin_with(max_seeds=most)
-        assert ledger.pending() == [], "fewer than advised would not run"
+        assert ledger.look().pending == [], "fewer than advised would not run"
         study = carry_out(ledger, noisy)
     assert (study.compare.max_seeds, study.compare.extended, study.plan_changed) == (12, (6, 8), [])
     assert len(study.seeds) == 18
@@ -330,7 +330,7 @@ def test_replicates_tune_anew_for_each_pair(in_folder):
 
 def test_a_replicate_without_a_value_that_trains_is_replaced_by_the_next(in_folder):
     ledger = begin(tune={**TUNE, "seeds": [1000], "replicates": 8})
-    for run in [run for run in ledger.planned() if run.arm == "mean" and run.seed == 1002]:
+    for run in [run for run in ledger.look().planned if run.arm == "mean" and run.seed == 1002]:
         ledger.end_attempt(run, ledger.claim(run), "diverged", "training diverged in step 7")
     study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
     assert [run.state for run in study.runs if run.arm == "mean"].count("failed") == 1
@@ -340,23 +340,22 @@ def test_a_replicate_without_a_value_that_trains_is_replaced_by_the_next(in_fold
 def test_a_run_that_is_tried_again_beside_an_analysis_is_none_that_the_analysis_chose(in_folder, monkeypatch):
     """One process marks a failed run as missing while another one, which has more results, goes on without it."""
     one, failed = begin(), Planned("mean", 2)
-    one.planned()
+    one.look()
     one.end_attempt(failed, one.claim(failed), "configuration", "x")
 
     def result(run: Planned) -> float:  # without the failed run the arm is better, with it nobody knows
         return alike(run) + 0.02 * (run.arm == "mean")
 
-    while len(pending := one.pending()) > 1:
+    while len(pending := one.look().pending) > 1:
         for run in pending[:-1]:
             finish(one, run, result(run))
     finish(one, pending[0], result(pending[0]))
     other = begin()
-    other.planned()
-    assert [(found.n, found.verdict) for found in other.schedule.comparisons] == [(6, "better")]
+    assert [(found.n, found.verdict) for found in other.look().schedule.comparisons] == [(6, "better")]
     with monkeypatch.context() as patch:
-        patch.setattr(one, "planned", lambda: one._planned)  # it has not seen the last result
+        patch.setattr(one, "look", lambda: one._last)  # it has not seen the last result
         assert one.retry() == []
-    assert one.pending() == other.pending() == [failed], "both see the mark"
+    assert one.look().pending == other.look().pending == [failed], "both see the mark"
     finish(other, failed, 0.5)
     study = carry_out(other, result)
     assert compare(study)[0].verdict != "better"
@@ -367,7 +366,7 @@ def test_a_run_that_is_tried_again_beside_an_analysis_is_none_that_the_analysis_
 def test_a_value_that_failed_in_one_arm_alone_is_said(in_folder):
     ledger = begin(tune=TUNE)
     failed = Planned("mean", 1001, "lr=0.002")
-    ledger.planned()
+    ledger.look()
     ledger.end_attempt(failed, ledger.claim(failed), "diverged", "training diverged in step 7")
     study = carry_out(ledger, lambda run: alike(run) if run.trial is None else 0.3)
     [said] = [check.text for check in run_checks(analyse(study)) if check.name.startswith("every arm could")]
@@ -390,13 +389,13 @@ def test_what_tuning_alone_would_show_is_forecast(in_folder, steep, differ):
 
 def test_claims_by_a_further_metric_stand_and_a_run_without_it_has_no_result(in_folder):
     ledger = begin(compare={**PLAN["compare"], "then": {"test/loss": 0.1}})
-    first = ledger.pending()[0]
+    first = ledger.look().pending[0]
     finish(ledger, first, 0.9)
-    assert first in ledger.pending()
+    assert first in ledger.look().pending
     assert ledger.lacking(first, {"test/acc": 0.9}) == "test/loss is not measured"
 
     def end(loss: float) -> Study:
-        while pending := ledger.pending():
+        while pending := ledger.look().pending:
             for run in pending:
                 gain = 1.0 * (run.arm == "mean")
                 results = {"test/acc": 0.9 + 0.05 * gain + alike(run) / 100, "test/loss": loss * gain + alike(run)}

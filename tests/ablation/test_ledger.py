@@ -122,10 +122,10 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
     run = make_ledger(tmp_path)[1]
     one.end_attempt(run, one.claim(run), "configuration", "x")
     assert one.claim(run) is None
-    assert all(run not in ledger.pending() for ledger in ledgers_of_two)
+    assert all(run not in ledger.look().pending for ledger in ledgers_of_two)
     for ledger in ledgers_of_two:
         ledger.retry()
-    assert all(run in ledger.pending() for ledger in ledgers_of_two)
+    assert all(run in ledger.look().pending for ledger in ledgers_of_two)
     claim = one.claim(run)
     assert other.claim(run) is None
     assert not other.has_finished(run), "it is missing again"
@@ -137,14 +137,14 @@ def test_a_run_that_is_tried_again_is_tried_by_one(tmp_path):
 
 def test_processes_agree_on_a_run_that_one_of_them_tries_again(tmp_path):
     one, failed = make_ledger(tmp_path)
-    for run in one.pending()[1:-1]:
+    for run in one.look().pending[1:-1]:
         finish(one, run, **{"test/acc": 0.5})
     one.end_attempt(failed, one.claim(failed), "configuration", "x")
-    assert failed not in one.pending(), "it has seen the failure"
+    assert failed not in one.look().pending, "it has seen the failure"
     other = Ledger(tmp_path, one.facts)
     other.retry()
     finish(other, Planned("b", 5), **{"test/acc": 0.5})
-    assert one.pending() == other.pending() == Ledger(tmp_path, one.facts).pending() == [failed]
+    assert one.look().pending == other.look().pending == Ledger(tmp_path, one.facts).look().pending == [failed]
     finish(other, failed, **{"test/acc": 0.5})
     [[mine], [theirs]] = [ledger.study().done[:1] for ledger in (one, other)]
     assert (mine.seed, mine.results) == (theirs.seed, theirs.results) == (0, {"test/acc": 0.5})
@@ -152,39 +152,39 @@ def test_processes_agree_on_a_run_that_one_of_them_tries_again(tmp_path):
 
 def test_no_run_is_tried_again_that_would_end_alike_or_that_a_comparison_has_replaced(tmp_path):
     ledger, run = make_ledger(tmp_path)
-    ledger.planned()
+    ledger.look()
     hung = Planned("b", 1)
     ledger.end_attempt(run, ledger.claim(run), "diverged", "training diverged in step 7")
     why = "diverged, and would do so again: not tried again (training diverged in step 7)"
     said = [f"1 run of 'a' {why}"]
     ledger.claim(hung).end("failed", kind="hang", cause="x")
     assert ledger.retry() == said
-    assert run not in ledger.pending()
-    assert hung in ledger.pending()
+    assert run not in ledger.look().pending
+    assert hung in ledger.look().pending
     ledger.claim(hung).end("failed", kind="hang", cause="x")
     ledger = Ledger(tmp_path, ledger.facts)
-    while len(pending := ledger.pending()) > 4:
+    while len(pending := ledger.look().pending) > 4:
         for other in pending:
             finish(ledger, other, **{"test/acc": 0.5})
     assert {other.seed for other in pending} == {8, 9}, "six pairs have been compared"
     assert ledger.retry() == [*said, "b-seed1 is not tried again: a comparison was made with another seed in its place"]
-    assert ledger.pending() == pending
+    assert ledger.look().pending == pending
 
 
 def test_runs_continue_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_path):
     ledger, _ = make_ledger(tmp_path, arms={"a": {}, "b": {}, "c": {}})
-    assert ledger.planned() == [Planned(arm, seed) for seed in range(6) for arm in "abc"]
+    assert ledger.look().planned == [Planned(arm, seed) for seed in range(6) for arm in "abc"]
     scores = {"a": 0.5, "b": 0.9, "c": 0.5}
-    for run in ledger.planned()[:-1]:
+    for run in ledger.look().planned[:-1]:
         finish(ledger, run, **{"test/acc": scores[run.arm] + 0.01 * (run.seed % 3) * (run.arm == "b")})
-    assert ledger.pending() == [Planned("c", 5)], "nothing beyond the next analysis"
+    assert ledger.look().pending == [Planned("c", 5)], "nothing beyond the next analysis"
     finish(ledger, Planned("c", 5), **{"test/acc": 0.7})
-    assert ledger.pending() == [Planned(arm, seed) for seed in (6, 7) for arm in "ac"], "b is decided"
-    assert (ledger.schedule.open, ledger.schedule.next_analysis) == (["a", "c"], 8)
-    for run in ledger.pending()[1:]:
+    assert ledger.look().pending == [Planned(arm, seed) for seed in (6, 7) for arm in "ac"], "b is decided"
+    assert (ledger.look().schedule.open, ledger.look().schedule.next_analysis) == (["a", "c"], 8)
+    for run in ledger.look().pending[1:]:
         finish(ledger, run, **{"test/acc": 0.5})
     ledger.end_attempt(Planned("a", 6), ledger.claim(Planned("a", 6)), "diverged", "x")
-    assert ledger.pending() == [Planned("a", 8), Planned("c", 8)], "the next seed replaces that of a failed run"
+    assert ledger.look().pending == [Planned("a", 8), Planned("c", 8)], "the next seed replaces that of a failed run"
     study = Ledger(tmp_path, ledger.facts).study()
     assert [sum(run.arm == arm for run in study.runs) for arm in "abc"] == [9, 6, 9]
     assert [run.state for run in study.runs].count("failed") == 1
@@ -193,7 +193,7 @@ def test_runs_continue_from_analysis_to_analysis_for_the_arms_that_are_open(tmp_
 def test_each_arm_is_tuned_before_its_runs(tmp_path):
     tune = {"options": {"optimizer.lr": [0.1, 0.2, 0.4]}, "seeds": [1000, 1001]}
     ledger, _ = make_ledger(tmp_path, tune=tune)
-    trials = ledger.planned()
+    trials = ledger.look().planned
     assert len(trials) == len({ledger.run_folder(run) for run in trials}) == 12
     assert ledger.run_folder(trials[0]) == tmp_path / "tuning/a-lr-0.1-seed1000"
     losses = {"a": {"lr=0.1": 3.0, "lr=0.2": 2.0, "lr=0.4": 2.0}, "b": {"lr=0.1": 3.0, "lr=0.2": 9.0, "lr=0.4": 1.0}}
@@ -202,62 +202,65 @@ def test_each_arm_is_tuned_before_its_runs(tmp_path):
             ledger.end_attempt(run, ledger.claim(run), "diverged", "x")
         else:
             finish(ledger, run, **{"val/loss": losses[run.arm][run.trial]})
-    assert ledger.pending() == [trials[0], *(Planned("b", seed) for seed in range(6))], "an arm that is tuned begins"
+    begun = [Planned("b", seed) for seed in range(6)]
+    assert ledger.look().pending == [trials[0], *begun], "an arm that is tuned begins"
     finish(ledger, trials[0], **{"val/loss": 3.0})
-    assert ledger.chosen() == {"a": {"optimizer.lr": 0.2}, "b": {"optimizer.lr": 0.1}}, "of equal ones the first"
+    [chosen, *_] = ledger.look().chosen
+    assert chosen == {"a": {"optimizer.lr": 0.2}, "b": {"optimizer.lr": 0.1}}, "of equal ones the first"
     ledger.retry()
-    assert Planned("b", 1001, "lr=0.4") not in ledger.pending(), "what was chosen stays"
+    assert Planned("b", 1001, "lr=0.4") not in ledger.look().pending, "what was chosen stays"
     study = ledger.study()
-    assert study.tuning.chosen == ledger.chosen()
+    assert study.tuning.chosen == chosen
     assert [(trial.arm, trial.state) for trial in study.tuning.trials].count(("b", "failed")) == 1
     assert study.missing == 12
 
 
 def test_an_arm_without_a_value_that_trains_has_failed_and_is_tuned_again_on_request(tmp_path):
     ledger, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
-    for run in ledger.planned():
+    for run in ledger.look().planned:
         if run.arm == "a":
             finish(ledger, run, **{"val/loss": 1.0})
         else:
             ledger.end_attempt(run, ledger.claim(run), "configuration", "x")
-    assert {run.arm for run in ledger.pending()} == {"a"}
+    assert {run.arm for run in ledger.look().pending} == {"a"}
     cause = "tuning: a trial of each value failed, such as tuning/b-lr-0.1-seed1000: x"
     assert {(run.arm, run.state, run.cause) for run in ledger.study().runs} == {
         ("a", "missing", None),
         ("b", "failed", cause),
     }
     ledger.retry()
-    assert [run for run in ledger.pending() if run.arm == "b"] == [Planned("b", 1000, f"lr={v}") for v in (0.1, 0.2)]
+    trials = [Planned("b", 1000, f"lr={value}") for value in (0.1, 0.2)]
+    assert [run for run in ledger.look().pending if run.arm == "b"] == trials
 
 
 def test_an_arm_whose_trials_all_diverged_is_not_tuned_again(tmp_path):
     ledger, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
-    for run in ledger.planned():
+    for run in ledger.look().planned:
         ledger.end_attempt(run, ledger.claim(run), "diverged", "loss is nan")
     said = ledger.retry()
     assert said
     assert all("diverged, and would do so again" in text for text in said)
-    assert not ledger.pending()
+    assert not ledger.look().pending
 
 
 def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):
     """One process tries a failed trial again while another has begun the runs without it."""
     one, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
     worse, better = (Planned("b", 1000, f"lr={value}") for value in (0.1, 0.2))
-    one.planned()
+    one.look()
     one.end_attempt(better, one.claim(better), "configuration", "x")
     other = Ledger(tmp_path, one.facts)
     one.retry()
     claim = one.claim(better)
     finish(one, worse, **{"val/loss": 2.0})
-    assert (one.chosen(), other.chosen()) == ({}, {}), "the trial is under way again"
+    assert (one.look().chosen[0], other.look().chosen[0]) == ({}, {}), "the trial is under way again"
     claim.end("failed", kind="configuration", cause="x")
     assert other.choose(Planned("b", 0)) == {"optimizer.lr": 0.1}
     finish(one, better, **{"val/loss": 1.0})
     assert (
         one.choose(Planned("b", 0))
-        == one.chosen()["b"]
-        == Ledger(tmp_path, one.facts).chosen()["b"]
+        == one.look().chosen[0]["b"]
+        == Ledger(tmp_path, one.facts).look().chosen[0]["b"]
         == {"optimizer.lr": 0.1}
     )
 

@@ -83,17 +83,16 @@ def ablate(config: AblateConfig) -> None:
     with foreign(folder):
         create, register = not config.dry_run, config.register
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)
-        ledger.planned()
         workers = workers_of(config.workers, plan, ledger.facts["threads"])
         description = describe(plan, config, ledger, workers)
     print(description, flush=True)
     left = ledger.retry() if config.retry and not config.dry_run else []
     for text in [*(f"changed: {text}" for text in changed), *left]:
         print(f"  {text}", flush=True)
-    if ledger.pending():
+    if (now := ledger.look()).pending:
         print("\n".join(f"  {line}" for line in forecast(plan, ledger, workers)), flush=True)
     else:
-        print(f"  {at_the_end(ledger.study(), ledger.schedule.comparisons)}", flush=True)
+        print(f"  {at_the_end(ledger.study(), now.schedule.comparisons)}", flush=True)
     if config.dry_run:
         return
     run_all(plan, ledger, workers, patience=config.patience)
@@ -105,8 +104,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     compare, threads = plan.compare, ledger.facts["threads"]
     states = Counter(run.state for run in ledger.study().runs)
     width, unit = max(map(len, plan.arms)), unit_of(compare.metric)
-    again = "failed: those that did not diverge "
-    again += "are tried again" if config.retry else "are tried again with --retry"
+    again = f"failed: those that did not diverge are tried again{'' if config.retry else ' with --retry'}"
     begun = f", {counted(states['done'], 'run')} done" if states["done"] else ""
     begun += f", {states['failed']} {again}" if states["failed"] else ""
     lines = [f"{plan.name}: {counted(len(plan.arms), 'arm')} of {', '.join(plan.config_files)}{begun}"]
@@ -128,7 +126,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     effect, earlier = unit.plain(compare.smallest_effect), ledger.facts["compare"]["extended"]
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
-    chosen = ledger.chosen().get(plan.baseline, {})
+    chosen = ledger.look().chosen[0].get(plan.baseline, {})
     devices = devices_of(plan) if config.workers == "auto" else None
     spread = f" on {counted(len(devices), 'GPU')}, as cores, memory and speed allow" if devices else ""
     lines += [
@@ -180,5 +178,5 @@ def _finish(folder: Path) -> None:
         if run.state == "failed":
             failed.setdefault((run.arm, str(run.cause).partition(":")[0]), []).append(run)
     if failed:
-        each = [(arm, len(runs), runs[0]) for (arm, _), runs in failed.items()]
-        raise SomeFailed([f"{arm}: {n} failed, such as {first.folder}: {first.cause}" for arm, n, first in each])
+        alike = [(runs[0], len(runs)) for runs in failed.values()]
+        raise SomeFailed([f"{run.arm}: {n} failed, such as {run.folder}: {run.cause}" for run, n in alike])

@@ -45,7 +45,7 @@ from vit_lightning.config.own_files import digests
 from vit_lightning.errors import UserError, foreign
 from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import Schedule, contradiction, make_schedule
-from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning, combinations
+from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -75,56 +75,97 @@ class Planned:
         return f"{slug(self.arm if self.trial is None else f'{self.arm}, {self.trial}')}-seed{self.seed}"
 
 
+@dataclass(frozen=True)
+class Look:
+    """What the runs that had ended at one moment make of an ablation; a later look is another object."""
+
+    ended: dict[Planned, Run]
+    """Runs and trials with an outcome."""
+    untuned: dict[Planned, Run]
+    """Runs that cannot begin, since no trial of their arm has trained: they count as failed."""
+    chosen: list[dict[str, dict[str, Any]]]
+    """Values of each arm whose tuning has ended, for the seed at each place of the plan; without replicates alike."""
+    schedule: Schedule
+    """Comparisons, and the seeds that each arm needs for the next analyses."""
+    planned: list[Planned]
+    """Runs that are needed: all trials, then the runs of the next analyses, seed by seed."""
+
+    @property
+    def pending(self) -> list[Planned]:
+        """Runs that are needed and had not ended."""
+        return [run for run in self.planned if run not in self.ended]
+
+
 @dataclass
 class Ledger:
-    """Ledger that this process works on."""
+    """Ledger that this process works on: its files are the state, which each look reads anew."""
 
     folder: Path
     facts: dict[str, Any]
     leases: Leases = field(default_factory=Leases)
     writes: bool = False
     """Whether first results and claims are kept: not where a study is only read."""
-    schedule: Schedule = field(init=False)
-    """Runs that the analyses need, by the runs that this process has seen end."""
-    _ended: dict[Planned, Run] = field(default_factory=dict)
-    _planned: list[Planned] = field(default_factory=list)
+    _last: Look | None = None
+    """The last look, from which the next one goes on; only ``look`` and ``retry`` set it."""
 
     @property
     def trials(self) -> dict[str, dict[str, Any]]:
         """Values that the tuning tries, by their names in the order of the plan."""
-        tune = self.facts["tune"]
-        return {} if tune is None else {grid_name(values): values for values in combinations(tune["options"])}
+        return {grid_name(values): values for values in self.tune.combinations}
 
-    def planned(self) -> list[Planned]:
-        """Returns the runs that are needed by now: all trials, then the runs of the next analyses, seed by seed."""
-        failed = [run for run, seen in self._ended.items() if seen.state == "failed" and not seen.was_edited]
-        failed = [run for run in failed if self._last_claim(run)]
-        if any(self.failure(run) is None for run in failed):  # another process tries it again
-            self._ended, self._planned = {}, []
-        while True:
-            ended = [run for run in self._planned if run not in self._ended and self._see(run)]
-            if self._planned and not ended:
-                return self._planned
-            self._planned = self._plan()
+    def look(self) -> Look:
+        """Reads which runs have ended, until no further run follows from them."""
+        found = self._last
+        if found is None or self._is_retried(found):
+            found = self._follow({})
+        while ended := {run: end for run in found.pending if (end := self._end_of(run))}:
+            found = self._follow(found.ended | ended)
+        self._last = found
+        return found
 
-    def pending(self) -> list[Planned]:
-        """Returns the runs that are needed and have not ended."""
-        return [run for run in self.planned() if run not in self._ended]
+    def _is_retried(self, last: Look) -> bool:
+        """Whether a process has begun to try a run again that had failed."""
+        failed = [run for run, end in last.ended.items() if end.state == "failed" and not end.was_edited]
+        return any(self.failure(run) is None for run in failed)
 
-    def _see(self, run: Planned) -> bool:
-        """Keeps the outcome of a run; returns whether it has one."""
-        failure = self.failure(run)  # it stays one, whatever its folder holds by now
-        results = self.results(run) if failure is None else None
-        if results is None and failure is None:
-            return False
-        if results is not None and self.writes:
+    def _end_of(self, run: Planned) -> Run | None:
+        """Returns a run with its outcome; None before it has one. Keeps its first results."""
+        if failure := self.failure(run):  # it stays one, whatever its folder holds by now
+            return self._run(run, "failed", f"{failure['kind']}: {failure['cause']}")
+        if (results := self.results(run)) is None:
+            return None
+        if self.writes:
             self._keep(run, results)
-        cause = None if failure is None else f"{failure['kind']}: {failure['cause']}"
         first = read_json(self._record(run)).get("predictions")
-        if results is not None and (wrong := contradiction(self.run_folder(run), results, first)):
-            cause, results = f"{EDITED}: {wrong}", None
-        self._ended[run] = self._run(run, "done" if cause is None else "failed", cause, results)
-        return True
+        if wrong := contradiction(self.run_folder(run), results, first):
+            return self._run(run, "failed", f"{EDITED}: {wrong}")
+        return self._run(run, "done", results=results)
+
+    def _follow(self, ended: dict[Planned, Run]) -> Look:
+        """Returns what follows from the runs that have ended, and keeps the claims that are made by them."""
+        seeds, replicates = self.facts["seeds"], self.tune.replicates
+        chosen = [self._choose(place, ended) for place in range(len(seeds))]
+        places = {Planned(arm, seed): place for place, seed in enumerate(seeds) for arm in self.facts["arms"]}
+        without = {run: place for run, place in places.items() if run.arm not in chosen[place]}
+        causes = {run: self._failed_tuning(run.arm, place, ended) for run, place in without.items()}
+        untuned = {run: self._run(run, "failed", cause) for run, cause in causes.items() if cause}
+        schedule = make_schedule(self._study([run for run in (ended | untuned).values() if run.tried is None]))
+        if self.writes and any(one.course.pairs for one in schedule.comparisons):
+            records.keep_claims(self.folder, schedule.comparisons)
+        wanted = [run for run, place in places.items() if place < schedule.seeds[run.arm]]
+        tuned = [self._trials(run.arm, places[run]) for run in wanted if replicates or places[run] == 0]
+        trials = sorted(itertools.chain.from_iterable(tuned), key=lambda run: run.seed)
+        return Look(ended, untuned, chosen, schedule, trials + [run for run in wanted if run not in without])
+
+    def _failed_tuning(self, arm: str, place: int, ended: Mapping[Planned, Run]) -> str | None:
+        """Says why an arm that has no values cannot be tuned; None while its trials have not all ended."""
+        trials = self._trials(arm, place)
+        if not all(run in ended for run in trials):
+            return None
+        ends = {run: self.failure(run) or {} for run in trials if ended[run].state == "failed"}
+        failed, end = next(iter(ends.items()))
+        kind = "diverged in tuning" if {one.get("kind") for one in ends.values()} == {"diverged"} else "tuning"
+        return f"{kind}: a trial of each value failed, such as {self._place(failed)}: {end.get('cause')}"
 
     @property
     def studies(self) -> Path:
@@ -141,28 +182,6 @@ class Ledger:
         predictions = read_json(self._record(run)).get("predictions") if results else None
         return Run(run.arm, run.seed, self._place(run), state, cause, results or {}, tried, predictions)
 
-    def _plan(self) -> list[Planned]:
-        """Returns the runs that are needed after those that this process has seen end."""
-        arms, seeds, tune = self.facts["arms"], self.facts["seeds"], self.tune
-        chosen = [self._chosen(place) for place in range(len(seeds))]
-        for (place, seed), arm in itertools.product(enumerate(seeds), arms):
-            trials = self._trials(arm, place)
-            if arm not in chosen[place] and all(run in self._ended for run in trials):
-                ends = {run: self.failure(run) or {} for run in trials if self._ended[run].state == "failed"}
-                failed, end = next(iter(ends.items()))
-                kind = "diverged in tuning" if {one.get("kind") for one in ends.values()} == {"diverged"} else "tuning"
-                cause = f"{kind}: a trial of each value failed, such as {self._place(failed)}: {end.get('cause')}"
-                self._ended[Planned(arm, seed)] = self._run(Planned(arm, seed), "failed", cause)
-        study = self._study([run for run in self._ended.values() if run.tried is None])
-        self.schedule = make_schedule(study)
-        if self.writes and any(one.course.pairs for one in self.schedule.comparisons):
-            records.keep_claims(self.folder, self.schedule.comparisons)
-        needed = self.schedule.seeds
-        wanted = [(n, seed, arm) for n, seed in enumerate(seeds) for arm in arms if n < needed[arm]]
-        tuned = itertools.chain.from_iterable(self._trials(arm, n) for n, _, arm in wanted if tune.replicates or n == 0)
-        trials = sorted(tuned, key=lambda run: run.seed)
-        return trials + [Planned(arm, seed) for n, seed, arm in wanted if arm in chosen[n]]
-
     @property
     def tune(self) -> Tune:
         return Tune(**(self.facts["tune"] or {"options": {}, "seeds": []}))
@@ -171,28 +190,22 @@ class Ledger:
         """Returns the trials that choose the values of an arm, for the seed at a place of the plan."""
         return [Planned(arm, seed, trial) for seed in self.tune.seeds_of(place) for trial in self.trials]
 
-    def chosen(self) -> dict[str, dict[str, Any]]:
-        """Returns the values of each arm with the best mean over the seeds of the tuning; none with replicates.
-
-        Values are left out where a trial has failed, arms where a trial has not ended or all values are left out.
-        """
-        self.planned()
-        return {} if self.tune.replicates else self._chosen(0)
-
     def choose(self, run: Planned) -> dict[str, Any]:
         """Returns the values of a tuned arm for one of its runs: in all processes those that the first one chose."""
-        self.planned()
         place = self.facts["seeds"].index(run.seed)
-        if values := self._chosen(place)[run.arm]:
+        if values := self.look().chosen[place][run.arm]:
             records.keep(self._choice(run.arm, place), values)
-        return self._chosen(place)[run.arm]
+        return read_json(self._choice(run.arm, place)) or values
 
     def _choice(self, arm: str, place: int) -> Path:
         anew = f"-seed{self.facts['seeds'][place]}" if self.tune.replicates else ""
         return self.folder / "ledger" / "tuning" / f"{slug(arm)}{anew}.json"
 
-    def _chosen(self, place: int) -> dict[str, dict[str, Any]]:
-        """Returns the values of each arm that is tuned, for the seed at a place of the plan."""
+    def _choose(self, place: int, ended: Mapping[Planned, Run]) -> dict[str, dict[str, Any]]:
+        """Returns the values of each arm with the best mean over the seeds of the tuning, for the seed at a place.
+
+        Values are left out where a trial has failed, arms where a trial has not ended or all values are left out.
+        """
         if self.facts["tune"] is None:
             return {arm: {} for arm in self.facts["arms"]}
         found, sign = {}, {"min": 1, "max": -1}[self.facts["mode"]]
@@ -200,9 +213,9 @@ class Ledger:
             trials = self._trials(arm, place)
             if begun := read_json(self._choice(arm, place)):
                 found[arm] = begun
-            elif all(run in self._ended for run in trials):
-                ended = [self._ended[run] for run in trials]
-                tuning = Tuning(self.facts["metric"], self.facts["mode"], {}, self.tune.seeds, ended, {})
+            elif all(run in ended for run in trials):
+                runs = [ended[run] for run in trials]
+                tuning = Tuning(self.facts["metric"], self.facts["mode"], {}, self.tune.seeds, runs, {})
                 means = [(sign * tuning.mean(arm, values), n) for n, values in enumerate(self.trials.values())]
                 if known := [mean for mean in means if not math.isnan(mean[0])]:
                     found[arm] = [*self.trials.values()][min(known)[1]]  # of equal ones the first
@@ -210,29 +223,27 @@ class Ledger:
 
     def study(self) -> Study:
         """Returns the ablation with the outcomes of its runs so far."""
-        facts, tune, arms = self.facts, self.facts["tune"], list(self.facts["arms"])
-        trials = [self._ended.get(run, self._run(run)) for run in self.planned() if run.trial is not None]
+        now, facts, tune, arms = self.look(), self.facts, self.facts["tune"], [*self.facts["arms"]]
+        outcomes = now.ended | now.untuned
+        trials = [outcomes.get(run, self._run(run)) for run in now.planned if run.trial is not None]
         trials.sort(key=lambda trial: arms.index(trial.arm))
-        seeds = {arm: facts["seeds"][:count] for arm, count in self.schedule.seeds.items()}
-        planned = [Planned(arm, seed) for arm in seeds for seed in seeds[arm]]
-        runs = [self._ended.get(run, self._run(run)) for run in planned]
+        needed = [Planned(arm, seed) for arm, count in now.schedule.seeds.items() for seed in facts["seeds"][:count]]
         tuning = None
         if tune is not None:
-            anew = [self._chosen(n) for n in range(len(facts["seeds"]))] if self.tune.replicates else []
-            tuning = Tuning(facts["metric"], facts["mode"], **tune, trials=trials, chosen=self.chosen(), choices=anew)
-        return dataclasses.replace(self._study(runs), tuning=tuning)
+            once, anew = ({}, now.chosen) if self.tune.replicates else (now.chosen[0], [])
+            tuning = Tuning(facts["metric"], facts["mode"], **tune, trials=trials, chosen=once, choices=anew)
+        return dataclasses.replace(self._study([outcomes.get(run, self._run(run)) for run in needed]), tuning=tuning)
 
     def changes(self) -> list[str]:
         """Describes what has changed since the ablation began: code and question, results, claims."""
-        self.planned()
-        found = records.noted_changes(self.folder)
-        for run in dict.fromkeys([*self._planned, *self._ended]):
+        now, found = self.look(), records.noted_changes(self.folder)
+        for run in dict.fromkeys([*now.planned, *now.ended]):
             name = f"'{run.arm}' with {f'{run.trial} and ' if run.trial else ''}seed {run.seed}"
-            if run in self._ended and self._ended[run].was_edited:
-                found.append(f"{name}: {str(self._ended[run].cause).partition(': ')[2]}; the run does not count")
+            if run in now.ended and now.ended[run].was_edited:
+                found.append(f"{name}: {str(now.ended[run].cause).partition(': ')[2]}; the run does not count")
             found += records.lost_result(self._record(run))
             found += records.second_result(self._record(run), self.run_folder(run), self.measured(run), name)
-        return found + records.changed_claims(self.folder, self.schedule.comparisons)
+        return found + records.changed_claims(self.folder, now.schedule.comparisons)
 
     def _study(self, runs: list[Run]) -> Study:
         facts = self.facts
@@ -306,29 +317,24 @@ class Ledger:
         did not know it, as the analysis had lacked a result until then. So the pairs, which in all processes follow the
         seeds in order again, are not chosen by it. Claims that the other process has kept are named if they fall.
         """
-        kept, diverged, places = list[str](), dict[str, list[str]](), range(len(self.facts["seeds"]))
-        failed = {run: end for run in self.planned() if (end := self.failure(run))}
-        chosen = {run for n in places for arm in self._chosen(n) for run in self._trials(arm, n)}
-        seed_of = {seed: self.facts["seeds"][n] for n in places for seed in self.tune.seeds_of(n)}  # of the trials
+        now, kept, diverged = self.look(), list[str](), dict[str, list[str]]()
+        failed = {run: end for run in now.planned if (end := self.failure(run))}
+        chosen = {run for place, arms in enumerate(now.chosen) for arm in arms for run in self._trials(arm, place)}
+        seed_of = {trial: seed for place, seed in enumerate(self.facts["seeds"]) for trial in self.tune.seeds_of(place)}
         for run, end in failed.items():
             last = self._last_claim(run)
             if last is None or run in chosen:
                 continue
             if end.get("kind") == "diverged":
                 diverged.setdefault(run.arm, []).append(end["cause"])
-            elif self._is_replaced(run if run.trial is None else Planned(run.arm, seed_of[run.seed])):
+            elif _is_replaced(now.schedule, run.arm, run.seed if run.trial is None else seed_of[run.seed]):
                 kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
             else:
                 create_once(last.with_suffix(".retry"), "")
-        self._ended, self._planned = {}, []
+        self._last = None
         why = "diverged, and would do so again: not tried again"
         alike = [f"{counted(len(causes), 'run')} of '{name}' {why} ({causes[0]})" for name, causes in diverged.items()]
         return [*alike, *kept] if failed else ["no run has failed: there is nothing to try again"]
-
-    def _is_replaced(self, run: Planned) -> bool:
-        """Whether an analysis went on without a failed run."""
-        found = [one for one in self.schedule.comparisons if run.arm in one.terms and one.course.pairs]
-        return any(run.seed < [*one.differences][one.course.pairs[-1] - 1] for one in found)
 
     def claim(self, run: Planned) -> Claim | None:
         """Claims a run for this process; returns None if another process has it or it has finished."""
@@ -403,6 +409,12 @@ class Ledger:
             count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
             best = max(best, reached)
         return count
+
+
+def _is_replaced(schedule: Schedule, arm: str, seed: int) -> bool:
+    """Whether an analysis went on without the failed run of an arm with a seed."""
+    found = [one for one in schedule.comparisons if arm in one.terms and one.course.pairs]
+    return any(seed < [*one.differences][one.course.pairs[-1] - 1] for one in found)
 
 
 def _make_claim(path: Path, progress: int = 0) -> Claim | None:

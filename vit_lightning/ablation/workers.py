@@ -77,7 +77,7 @@ def run_all(plan: Plan, ledger: Ledger, workers: int, *, patience: float) -> Non
         workers: runs at a time.
         patience: minutes without any write after which a run counts as hanging.
     """
-    if not ledger.pending():
+    if not ledger.look().pending:
         return
     devices = devices_of(plan)
     read_images(plan.experiments)
@@ -124,7 +124,7 @@ def _work_off(ledger: Ledger, attempts: Attempts, workers: int, received: list[i
         if now - polled > (0.5 if len(attempts.running) < workers else 5.0):
             polled = now
             own = {attempt.run for attempt in attempts.running}
-            if not (pending := ledger.pending()) and not own:
+            if not (pending := ledger.look().pending) and not own:
                 break
             for run in [run for run in pending if run not in own]:
                 claim = ledger.claim(run) if len(attempts.running) < workers else None
@@ -141,19 +141,19 @@ class Progress:
     """A line for each run that has finished, with what comes next."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger, self.started = ledger, time.monotonic()
-        self.before = len(ledger.planned()) - len(ledger.pending())
+        self.ledger, self.started, now = ledger, time.monotonic(), ledger.look()
+        self.before = len(now.planned) - len(now.pending)
 
     def report(self, run: Planned, outcome: str) -> None:
         """Prints how a run ended, the arms that are open, the next analysis, the time left until then."""
         results = self.ledger.results(run) or {}
         seconds = f", {results['seconds']:.0f} s" if "seconds" in results else ""
-        total, pending = len(self.ledger.planned()), self.ledger.pending()
-        finished, schedule, ahead = total - len(pending), self.ledger.schedule, ""
-        if pending and schedule.next_analysis is not None:
-            tuning = any(run.trial is not None for run in pending)
+        now, ahead = self.ledger.look(), ""
+        total, left, schedule = len(now.planned), len(now.pending), now.schedule
+        if left and schedule.next_analysis is not None:
+            tuning = any(run.trial is not None for run in now.pending)
             ahead = f"{counted(len(schedule.open), 'arm')} open, next analysis after {schedule.next_analysis} seeds"
             ahead = f"; {'tuning' if tuning else ahead}"
-            each = (time.monotonic() - self.started) / max(1, finished - self.before)
-            ahead += f", about {show_time(each * len(pending))} left{'' if tuning else ' until then'}"
-        print(f"{finished} of {total}: {run.name} {outcome}{seconds}{ahead}", flush=True)
+            each = (time.monotonic() - self.started) / max(1, total - left - self.before)
+            ahead += f", about {show_time(each * left)} left{'' if tuning else ' until then'}"
+        print(f"{total - left} of {total}: {run.name} {outcome}{seconds}{ahead}", flush=True)
