@@ -34,7 +34,7 @@ METRICS = ("test/acc", "test/loss", "test/ece", "test/shifted/acc")
 def random_study(draw: np.random.Generator, folder: Path) -> Study:
     """Returns a study of any kind, with any results."""
     factors: dict[str, list[Any]] = {}
-    arms, how = [f"arm {number}" for number in range(draw.integers(1, 6))], draw.choice(["baseline", "pairs"])
+    arms, how = [f"arm {number}" for number in range(draw.integers(2, 6))], draw.choice(["baseline", "pairs"])
     if draw.random() < 0.3:
         key, counts = str(draw.choice([SIZES, "depth"])), draw.integers(2, 4, 2)
         factors = {"arms": [f"a{n}" for n in range(counts[0])], key: [f"b{n}" for n in range(counts[1])]}

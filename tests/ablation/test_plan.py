@@ -417,7 +417,7 @@ def test_a_dry_run_says_what_the_plan_can_show_and_writes_nothing(in_folder, cap
     path = write(changed(NAMED, fixed={"data.class_path": "Digits"}, tune=TUNE))
     assert main(["ablate", str(path), "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "disagreement on 5 % of 360 test images" in said
+    assert "if on 5 % of 360 test images one is right and the other wrong" in said
     assert "; at most 16 runs\n  tuning before that: 16 runs\n" in said
     assert sorted(path.name for path in in_folder.iterdir()) == ["config.yaml", "plan.yaml"]
 

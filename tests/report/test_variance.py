@@ -137,4 +137,4 @@ def test_arms_that_spread_unlike_are_named(compared):
     assert "times as much as those of 'a'" in text
     quiet = np.tile([0.9, 0.9 + 2e-16], 6)  # rounding is no spread
     [constant] = unlike_spreads([compared(draw.normal(size=12), baseline=quiet, max_seeds=40)])
-    assert "Runs of 'b' spread, those of 'a' are all equal." in constant
+    assert "Runs of 'b' spread, unlike those of 'a'." in constant

@@ -89,8 +89,8 @@ class Analysis:
     """That of the next metric, with the comparisons that are made by it too; None where there are none."""
 
     @functools.cached_property
-    def luck(self) -> tuple[float, float] | None:
-        """Probabilities that arms exactly alike are tuned to different values, and called better or worse for that."""
+    def luck(self) -> NDArray[np.float64] | None:
+        """Differences of arms exactly alike by tuning alone, in many studies; 0 where they are not called different."""
         return None if (sd := measured_sd(self.study)) is None else tuning_luck(self.study, sd)
 
     @functools.cached_property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import math
 import textwrap
 from typing import Any
 
@@ -45,14 +44,14 @@ def _shortened(name: str, most: int = 52) -> str:
 def draw_differences(analysis: Analysis) -> Figure | None:
     """Draws differences with their intervals, zero, and the range too small to matter; None before there is one."""
     with matplotlib.rc_context(STYLE):
-        known = any(not math.isnan(line.difference) for line in lines(analysis))
+        known = any(line.one and line.one.n for line in lines(analysis))
         return _draw_differences(analysis) if known else None
 
 
 def _draw_differences(analysis: Analysis) -> Figure:
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    rows = [line for line in lines(analysis) if line.kind not in ("baseline", "leader")] + interaction_lines(analysis)
-    few, names = len(rows) <= MANY, [textwrap.wrap(f"{_shortened(row.arm)}: {row.label}", 34) for row in rows]
+    rows = [(line, line.one) for line in [*lines(analysis), *interaction_lines(analysis)] if line.one is not None]
+    few, names = len(rows) <= MANY, [textwrap.wrap(f"{_shortened(row.arm)}: {row.label}", 34) for row, _ in rows]
     tall = 0.75 + max(0.46 if few else 0.26, 0.16 * max(map(len, names)) + 0.06) * len(rows)
     figure = Figure(figsize=(WIDTH, tall), layout="constrained")
     axis = figure.subplots()
@@ -64,14 +63,14 @@ def _draw_differences(analysis: Analysis) -> Figure:
     edge = unit.scale * study.compare.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
-    colours, places = [COLOUR_OF.get(row.outcome, "0.45") for row in rows], range(len(rows))
-    for number, (row, own) in enumerate(zip(rows, colours, strict=True)):
-        if few and row.values:
-            values = unit.scale * np.array(row.values)
+    colours, places = [COLOUR_OF.get(row.outcome, "0.45") for row, _ in rows], range(len(rows))
+    for number, ((_, one), own) in enumerate(zip(rows, colours, strict=True)):
+        if few and one.n:
+            values = unit.scale * np.array([*one.counted.values()])
             axis.scatter(values, [number + 0.18] * len(values), s=12, color=own, alpha=0.5, linewidth=0)
-    numbers = unit.scale * np.array([(row.low, row.high, row.difference) for row in rows])
+    numbers = unit.scale * np.array([(one.low, one.high, one.mean) for _, one in rows])
     axis.hlines(places, numbers[:, 0], numbers[:, 1], colors=colours, linewidth=4.0, alpha=0.85)
-    low, high = unit.scale * np.array([row.new_images for row in rows]).T
+    low, high = unit.scale * np.array([analysis.for_new_images(one) for _, one in rows]).T
     axis.hlines(places, low, high, colors=colours, linewidth=1.2, zorder=1)
     axis.scatter(numbers[:, 2], places, s=36, color=colours, edgecolor="white", zorder=4)
     side = "right" if study.goal == "maximize" else "left"

@@ -94,10 +94,10 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
         chance = float(np.mean([one.course.chance[place] for one, place in under_way]))
         text = f"by the pairs so far, {rules.max_seeds} seeds answer {counted(len(under_way), 'open comparison')}"
         return [f"{text} with a chance of {_percent(chance)}; {most}"]
-    sd, source = measured_sd(study), "measured"
+    sd, source = measured_sd(study), "as measured so far"
     if sd is None:
         sd = assumed_sd(rules, images)
-        source = f"disagreement on {_percent(rules.disagreement)} of {images} test images"
+        source = f"if on {_percent(rules.disagreement)} of {images} test images one is right and the other wrong"
     if sd is None:
         return [f"what {rules.metric} can show is said after {FEWEST} pairs of runs; {most}"]
     terms = terms_of(study).values()
@@ -105,15 +105,15 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
     alike, differ = (expect(rules, terms, sd, truth) for truth in (0.0, rules.smallest_effect))
     few = "" if differ.better >= POWER else ": raise compare.max_seeds, compare.smallest_effect or the test images"
     return [
-        f"two runs differ by {unit.rounded(sd)} (standard deviation: {source})",
+        f"two runs differ by {unit.rounded(sd)} (standard deviation), {source}",
         f"{rules.max_seeds} seeds show an improvement of {effect} with a probability of {_percent(differ.better)}{few}",
         f"about {alike.runs:.0f} runs if the arms are alike ({_percent(alike.answered)} of the comparisons answered), "
         f"{differ.runs:.0f} if {who} better by {effect}; {most}",
     ]
 
 
-def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
-    """Returns how often two arms that are exactly alike would differ by tuning alone, from the spread of the trials.
+def tuning_luck(study: Study, sd: float) -> Values | None:
+    """Returns by how much two arms that are exactly alike would differ by tuning alone, from the spread of the trials.
 
     Both are tuned with new seeds, by the mean results of all arms and the noise that the trials have around them, and
     then compared. What differs of these means by chance is left out of their spread.
@@ -123,9 +123,9 @@ def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
         sd: standard deviation of the difference of a pair of runs.
 
     Returns:
-        Probability that they choose different values, and that they do and one is called better or worse, by the arms
-        whose trials have all ended; None before there is one, with one seed, with replicates, or where validation lacks
-        the compared metric.
+        Size of the difference in each of 1,000 studies, by the arms whose trials have all ended: nan where both choose
+        the same values, 0 where neither is called better or worse. None before there is such an arm, with one seed,
+        with replicates, or where validation lacks the compared metric.
     """
     tuning, rules = study.tuning, study.compare
     if tuning is None or tuning.replicates or len(tuning.seeds) < 2:
@@ -144,8 +144,8 @@ def tuning_luck(study: Study, sd: float) -> tuple[float, float] | None:
     one, other = (sign * (means + luck)).argmax(-1).T
     gaps = (effects[one] - effects[other])[:, None] + sd * draw.standard_normal((len(one), rules.max_seeds))
     course = follow(gaps, design_of(rules, len(terms_of(study))))
-    called = at(course.claims["better"] | course.claims["worse"], course.stop)
-    return float((one != other).mean()), float((called & (one != other)).mean())
+    called, size = (at(found, course.stop) for found in (course.claims["better"] | course.claims["worse"], course.mean))
+    return np.where(one == other, math.nan, np.where(called, np.abs(size), 0.0))
 
 
 def _response(table: Values) -> tuple[Values, float]:

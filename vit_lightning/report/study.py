@@ -201,9 +201,12 @@ class Study:
 
     def given(self, arm: str) -> dict[str, Any]:
         """Returns the options of an arm: its own, what tuning has chosen, and its steps for equal time."""
-        chosen = {} if self.tuning is None else self.tuning.chosen.get(arm, {})
         of_time: dict[str, Any] = self.timing.get(arm, {}).get("options", {})
-        return self.arms[arm] | chosen | of_time
+        return self.arms[arm] | self.chosen(arm) | of_time
+
+    def chosen(self, arm: str) -> dict[str, Any]:
+        """Returns the values that tuning has chosen for an arm; none with replicates."""
+        return {} if self.tuning is None else self.tuning.chosen.get(arm, {})
 
     @functools.cached_property
     def next(self) -> Study | None:

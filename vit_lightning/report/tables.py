@@ -57,41 +57,34 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
 
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
-    rules, tuning, unit = analysis.study.compare, analysis.study.tuning, unit_of(analysis.study.compare.metric)
-    found, arms = [*lines(analysis), *interaction_lines(analysis)], {arm.name: arm for arm in analysis.arms}
-    any_failed, level, alpha = any(arm.failed for arm in analysis.arms), level_of(analysis), f"{100 * rules.alpha:g} %"
-    by_tuning = " Tuning luck: how often two arms exactly alike would be called better or worse, by however little, as "
-    by_tuning += f"tuning chose other values for them. These {alpha} leave it out (tune.replicates counts it in); the "
-    by_tuning += "larger a difference, the less of it is luck."
-    by_tuning *= any("tuning luck" in line.label for line in found)
-    about = " about these values" if tuning is not None and not tuning.replicates else ""
-
-    def failed(line: Line) -> str:
-        arm = arms.get(line.arm)  # an interaction is none
-        return f"{len(arm.failed)} of {len(arm.runs)}" if arm and any_failed else NONE
+    study, rules, unit = analysis.study, analysis.study.compare, unit_of(analysis.study.compare.metric)
+    found, level = [*lines(analysis), *interaction_lines(analysis)], level_of(analysis)
+    failed = {arm.name: f"{len(arm.failed)} of {len(arm.runs)}" for arm in analysis.arms if arm.failed}
+    about = " about these values" if study.tuning is not None and not study.tuning.replicates else ""
+    alpha = f"{100 * rules.alpha:g} %"
+    risk = f"The probability that any verdict{about} is false is at most {alpha}."
+    if any("tuning luck" in line.label for line in found):
+        risk += " Tuning luck: two arms exactly alike differ by as much, as tuning chose other values for them; "
+        risk += f"the {alpha} leave it out (tune.replicates counts it in)."
 
     columns: list[tuple[str, Callable[[Line], str], str]] = [  # header, cell and note
         ("arm", lambda line: named(analysis, line.arm, str), ""),
-        (
-            "verdict",
-            lambda line: line.verdict if rules.arms == "pairs" else line.label,
-            f"The probability that any verdict{about} is false is at most {alpha}." + by_tuning,
-        ),
+        ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label, risk),
         ("holds", lambda line: line.holds or NONE, "New images: test images of the same kind, drawn anew."),
         ("differs in", lambda line: line.changes or NONE, ""),
-        ("failed", failed, ""),
+        ("failed", lambda line: failed.get(line.arm, NONE), ""),
         (unit.label("mean"), lambda line: unit.value(line.mean), "Means are over all runs of an arm."),
         (
             unit.difference_label("difference"),
-            lambda line: unit.signed(line.difference),
+            lambda line: unit.signed(line.one.mean) if line.one else NONE,
             "Differences are over the seeds that both have run.",
         ),
         (
             unit.difference_label(f"{level} range"),
-            lambda line: unit.interval(line.low, line.high),
+            lambda line: unit.interval(line.one.low, line.one.high) if line.one else NONE,
             f"Range: where the difference would end with ever more seeds, {level} sure at all looks.",
         ),
-        ("pairs", lambda line: NONE if math.isnan(line.difference) else str(line.n), ""),
+        ("pairs", lambda line: str(line.n) if line.one and line.n else NONE, ""),
         ("what next", lambda line: line.following or NONE, ""),
     ]
     shown = [one for one in columns if any(one[1](line) != NONE for line in found)]
@@ -151,7 +144,7 @@ def tuning_table(analysis: Analysis) -> Table:
 def difference_table(analysis: Analysis) -> Table:
     """Each comparison: the numbers behind the verdict."""
     study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    level = analysis.comparisons[0].design.level if analysis.comparisons else math.nan
+    level = analysis.comparisons[0].design.level
     return tabulate(
         f"Comparisons by {unit.difference_label(study.compare.metric)}",
         [*analysis.ordered, *analysis.interactions],

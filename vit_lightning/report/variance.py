@@ -121,11 +121,9 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
         if one.analysis is None or spread_p(ours, theirs, step) > level / len(comparisons):
             continue
         (less, quiet), (more, noisy) = sorted([(spread(ours), one.arm), (spread(theirs), one.other)])
-        so = (
-            f" {more / less:.2g} times as much as those of '{quiet}'" if less else f", those of '{quiet}' are all equal"
-        )
+        so = f" {more / less:.2g} times as much as" if less else ", unlike"
         found.append(
-            f"Runs of '{noisy}' spread{so}. If a few of them also lie far off on one side, false claims about it are "
-            "more frequent than promised: look at its runs one by one (results.csv)."
+            f"Runs of '{noisy}' spread{so} those of '{quiet}'. If a few of them also lie far off on one side, false "
+            "claims about it are more frequent than promised: look at its runs one by one (results.csv)."
         )
     return found

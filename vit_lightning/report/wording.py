@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vit_lightning.config.files import word
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.analysis import Analysis, Arm
-from vit_lightning.report.comparisons import ArmComparison, base_of, runs_left
+from vit_lightning.report.comparisons import ArmComparison, base_of, design_of, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY
 from vit_lightning.report.study import MOST_SEEDS, SIZES, Study, arm_name, written
 from vit_lightning.report.units import NONE, unit_of
@@ -21,36 +23,17 @@ FEW = 3
 """Arms that a sentence names; more are counted."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Words(NamedTuple):
     """Words of a verdict."""
 
-    phrase: str
-    """The verdict; than, to and against another arm."""
     outcome: str
     """Its meaning: better, worse, same, failed or open."""
-    following: str
+    said: str
+    """The verdict, against other arms if they are given."""
+    step: str
     """What it means for a choice."""
 
 
-KINDS = {
-    "clearly better": Kind("better{than}, by {effect} or more", "better", "{take}{price}"),
-    "better": Kind("better{than}", "better", "{take}{price}"),
-    "slightly better": Kind("slightly better{than} (by less than {effect})", "same", "no reason to switch{price}"),
-    "clearly worse": Kind("worse{than}, by {effect} or more", "worse", "leave it"),
-    "worse": Kind("worse{than}", "worse", "leave it"),
-    "slightly worse": Kind("slightly worse{than} (by less than {effect})", "same", "no reason to switch{price}"),
-    "equivalent": Kind("equivalent{to} (within {effect})", "same", "{either}{price}"),
-    "not better": Kind(
-        "not better{than} by {effect}, not shown worse", "same", "stop: no gain of {effect}, no loss shown"
-    ),
-    "not worse": Kind(
-        "not worse{than} by {effect}, not shown better", "same", "stop: no loss of {effect}, no gain shown{failed}"
-    ),
-    "undecided": Kind("undecided{against}", "open", "stop{why}"),
-    "failed": Kind("failed, no answer{against}", "failed", ""),
-}
-"""Verdicts, the strongest first."""
 HERE = "on these images only"
 SUM = "the sum of what each does alone"
 """What two levels together are compared with."""
@@ -86,9 +69,9 @@ def few(names: Sequence[str], shown: Callable[[str], str] = quoted, noun: str = 
 
 def named(analysis: Analysis, arm: str, shown: Callable[[str], str] = quoted) -> str:
     """Names an arm with the values that tuning chose for it: verdicts are about these; ``shown`` writes the name."""
-    chosen = {} if analysis.study.tuning is None else analysis.study.tuning.chosen.get(arm, {})
+    chosen = analysis.study.chosen(arm)
     values = listed([f"{key.rpartition('.')[2]} {word(value)}" for key, value in chosen.items()])
-    return shown(arm) + (f" with {values}" if values else "")
+    return f"{shown(arm)} with {values}" if values else shown(arm)
 
 
 def reference(analysis: Analysis) -> str:
@@ -113,10 +96,23 @@ def kind_of(one: ArmComparison) -> str:
     return f"clearly {one.verdict}" if matters else one.verdict
 
 
-def phrase(analysis: Analysis, kind: str, others: str = "") -> str:
-    """Writes a verdict, against other arms if they are given."""
-    joined = {name: f" {name} {others}" if others else "" for name in ("than", "to", "against")}
-    return KINDS[kind].phrase.format(effect=_effect(analysis), **joined)
+def words_of(analysis: Analysis, others: str = "") -> dict[str, Words]:
+    """Returns the words of each verdict, the strongest first; against other arms if they are given."""
+    e = _effect(analysis)
+    than, to, against = (f" {word} {others}" if others else "" for word in ("than", "to", "against"))
+    return {
+        "clearly better": Words("better", f"better{than}, by {e} or more", "take it"),
+        "better": Words("better", f"better{than}", f"take it if any gain will do: {e} or more is not shown"),
+        "slightly better": Words("same", f"slightly better{than} (by less than {e})", "no reason to switch"),
+        "clearly worse": Words("worse", f"worse{than}, by {e} or more", "leave it"),
+        "worse": Words("worse", f"worse{than}", "leave it"),
+        "slightly worse": Words("same", f"slightly worse{than} (by less than {e})", "no reason to switch"),
+        "equivalent": Words("same", f"equivalent{to} (within {e})", "take either"),
+        "not better": Words("same", f"not better{than} by {e}, not shown worse", f"stop: no gain of {e} or more"),
+        "not worse": Words("same", f"not worse{than} by {e}, not shown better", f"stop: no loss of {e} or more"),
+        "undecided": Words("open", f"undecided{against}", "stop"),
+        "failed": Words("failed", f"failed, no answer{against}", ""),
+    }
 
 
 def _effect(analysis: Analysis) -> str:
@@ -126,58 +122,44 @@ def _effect(analysis: Analysis) -> str:
 
 def headline(analysis: Analysis, shown: Callable[[str], str] = quoted) -> str:
     """Returns the answer in one line: the arms of each verdict, the strongest first; ``shown`` writes their names."""
-    text = ("So far: " if analysis.study.missing and analysis.comparisons else "") + _answer(analysis, shown)
-    further = [] if analysis.then is None else [*analysis.then.by_metric()]
-    return "; ".join([text, *(f"by {one.study.compare.metric} {_answer(one, shown)}" for one in further)])
+    first, *further = analysis.by_metric()
+    texts = [_answer(first, shown), *(f"by {one.study.compare.metric} {_answer(one, shown)}" for one in further)]
+    return ("So far: " if analysis.study.missing else "") + "; ".join(texts)
 
 
 def _answer(analysis: Analysis, shown: Callable[[str], str]) -> str:
-    baseline, groups = analysis.study.baseline, _by_kind(analysis)
-    names = functools.partial(few, shown=functools.partial(named, analysis, shown=shown))
-    if not analysis.comparisons:
-        return f"{shown(baseline)} is alone: there is nothing to compare"
-    if "leader" in groups:  # of the arm with the best mean, against all others
-        return f"{names(groups['leader'])} is {lines(analysis)[0].verdict}"
-    base = reference(analysis) if SIZES in analysis.study.factors else names([baseline])
-    parts, together = list[str](), dict[str, list[str]]()
-    for line in interaction_lines(analysis):
-        together.setdefault(line.kind, []).append(line.arm)
-    for found, others in ((groups, base), (together, SUM)):
-        for kind in (kind for kind in KINDS if kind in found):
-            verb = [] if kind == "failed" else ["is" if len(found[kind]) == 1 else "are"]
-            noun = "arms" if found is groups else "interactions"
-            parts.append(" ".join([names(found[kind], noun=noun), *verb, phrase(analysis, kind, others)]))
-    return "; ".join(parts) + _finished(analysis.comparisons)
-
-
-def _finished(comparisons: Sequence[ArmComparison]) -> str:
-    """Says what claims leave out where runs have failed."""
-    return ", of runs that finish" if any(one.claims and one.failed for one in comparisons) else ""
+    found, name = lines(analysis), functools.partial(named, analysis, shown=shown)
+    if found[0].kind == "leader":  # of the arm with the best mean, against all others
+        return f"{name(found[0].arm)} is {found[0].verdict}" + (f", {HERE}" if found[0].holds == HERE else "")
+    base = reference(analysis) if SIZES in analysis.study.factors else name(analysis.study.baseline)
+    parts = []
+    for said, others, noun in ((found, base, "arms"), (interaction_lines(analysis), SUM, "interactions")):
+        for (kind, words), here in itertools.product(words_of(analysis, others).items(), (False, True)):
+            if arms := [line.arm for line in said if (line.kind, line.holds == HERE) == (kind, here)]:
+                verb = "" if kind == "failed" else " is" if len(arms) == 1 else " are"
+                parts.append(f"{few(arms, name, noun)}{verb} {words.said}" + (f", {HERE}" if here else ""))
+    leaves_out = any(one.claims and one.failed for one in analysis.comparisons)
+    return "; ".join(parts) + (", of runs that finish" if leaves_out else "")
 
 
 def _holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
     """Says whether all that is claimed also holds by the ranges for new images; an empty text without images."""
-    found = []
-    for one in comparisons:
-        (low, high), effect = analysis.for_new_images(one), one.design.smallest_effect
-        low, high = (0.0, 0.0) if analysis.is_same(one) else (low, high)
+    claimed = [one for one in comparisons if one.claims and analysis.tested.same]
+    if not claimed:
+        return ""
+    for one in claimed:
+        low, high = (0.0, 0.0) if analysis.is_same(one) else analysis.for_new_images(one)
+        effect = one.design.smallest_effect
         shown = {"better": low > 0, "worse": high < 0, "not better": high < effect, "not worse": low > -effect}
-        matters = not kind_of(one).startswith("clearly") or min(abs(low), abs(high)) >= effect
-        found += [matters and all(shown[claim] for claim in one.claims)] * (bool(one.claims) and analysis.tested.same)
-    return ("also on new images" if all(found) else HERE) if found else ""
-
-
-def _by_kind(analysis: Analysis) -> dict[str, list[str]]:
-    """Returns the arms of each verdict, the best mean first."""
-    groups: dict[str, list[str]] = {}
-    for line in lines(analysis):
-        groups.setdefault(line.kind, []).append(line.arm)
-    return groups
+        matters = min(abs(low), abs(high)) >= effect
+        if not all(shown[claim] for claim in one.claims) or (kind_of(one).startswith("clearly") and not matters):
+            return HERE
+    return "also on new images"
 
 
 @dataclass(frozen=True)
 class Line:
-    """An arm on the first screen."""
+    """An arm on the first screen, or an interaction."""
 
     arm: str
     label: str
@@ -186,73 +168,78 @@ class Line:
     """The same, against all arms that it is compared with."""
     kind: str
     """The verdict alone; where all pairs are compared, that against the arm with the best mean."""
+    outcome: str
+    """Its meaning: better, worse, same, failed or open."""
     mean: float
     n: int
     """Pairs behind the difference; runs where there is none."""
-    following: str = ""
+    following: str
     """Next step with its cost."""
-    difference: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    new_images: tuple[float, float] = (math.nan, math.nan)
-    """Ends of the range for new images as well."""
-    holds: str = ""
+    holds: str
     """Whether the verdict holds on new images, too."""
-    values: tuple[float, ...] = ()
-    """Differences of the pairs."""
     changes: str = ""
     """Every option in which the arm differs from the baseline; of that what the plan gives it."""
-
-    @property
-    def outcome(self) -> str:
-        """Meaning of the kind: better, worse, same, failed or open."""
-        return KINDS[self.kind].outcome if self.kind in KINDS else "open"
+    one: ArmComparison | None = None
+    """Its comparison with the reference."""
 
 
 @functools.lru_cache(maxsize=4)
 def lines(analysis: Analysis) -> list[Line]:
     """Returns a line for each arm, the best mean first."""
     both = [*analysis.ordered, *(one.mirrored() for one in analysis.ordered)]
-    own = [(arm, [one for one in both if one.arm == arm.name]) for arm in analysis.ranked]
-    bases = {base_of(analysis.study, arm) for arm in analysis.study.arms}
-    return [_line(analysis, arm, found) for arm, found in own if found or arm.name in bases]
-
-
-def _line(analysis: Analysis, arm: Arm, own: list[ArmComparison]) -> Line:
-    """Returns the line of an arm by its comparison with the baseline, or with the arm that has the best mean."""
-    pairs = analysis.study.compare.arms == "pairs"
-    groups: dict[str, list[str]] = {}
-    for comparison in own:
-        groups.setdefault(kind_of(comparison), []).append(comparison.other)
-    found = [(kind, few(groups[kind], functools.partial(named, analysis))) for kind in KINDS if kind in groups]
-    verdict = "; ".join(phrase(analysis, *against) for against in found) + _finished(own)
-    base = analysis.reference if pairs else base_of(analysis.study, arm.name)
-    one = next((one for one in own if one.other == base), None)
-    if one is None:
-        following = (_to_next(analysis, own) or "take it") if pairs else ""
-        verdict, kind = (verdict, "leader") if pairs else ("baseline", "baseline")
-        holds, changes = _holds(analysis, own * pairs), differs_in(analysis, arm.name)
-        return Line(arm.name, verdict, verdict, kind, arm.mean, arm.n, following, holds=holds, changes=changes)
-    kind = kind_of(one)
-    so_far = " so far" * (kind == "undecided" and one.is_open)
-    label = phrase(analysis, kind) + so_far + _finished([one])
-    following = _to_next(analysis, own) or (next_step(analysis, one) if analysis.is_first else "")
-    images = analysis.for_new_images(one), _holds(analysis, own)
-    numbers = one.mean, one.low, one.high, *images, tuple(one.counted.values()), differs_in(analysis, arm.name)
-    luck = _luck(analysis, one)
-    return Line(arm.name, label + luck, verdict + so_far + luck, kind, arm.mean, one.n, following, *numbers)
+    pairs, found = analysis.study.compare.arms == "pairs", []
+    for arm in analysis.ranked:
+        own = [one for one in both if one.arm == arm.name]
+        base = analysis.reference if pairs else base_of(analysis.study, arm.name)
+        one = next((one for one in own if one.other == base), None)
+        if one is not None:
+            found.append(_line(analysis, one, own, arm))
+        elif base == arm.name:
+            kind, said, step, holds = "baseline", "baseline", "", ""
+            if pairs:
+                kind, said, holds = "leader", _against(analysis, own), _holds(analysis, own)
+                step = _to_next(analysis, own) or "take it"
+            changes = differs_in(analysis, arm.name)
+            found.append(Line(arm.name, said, said, kind, "open", arm.mean, arm.n, step, holds, changes))
+    return found
 
 
 def interaction_lines(analysis: Analysis) -> list[Line]:
     """Returns a line for each interaction: two levels together against the sum of what each does alone."""
-    found = []
-    for one in analysis.interactions:
-        kind = kind_of(one)
-        verdict = phrase(analysis, kind, SUM) + " so far" * (kind == "undecided" and one.is_open) + _finished([one])
-        numbers = one.mean, one.low, one.high, analysis.for_new_images(one), _holds(analysis, [one])
-        rest = _to_next(analysis, [one]), *numbers, tuple(one.counted.values())
-        found.append(Line(one.arm, verdict, verdict, kind, math.nan, one.n, *rest))
-    return found
+    return [_line(analysis, one, [one], None) for one in analysis.interactions]
+
+
+def _line(analysis: Analysis, one: ArmComparison, own: list[ArmComparison], arm: Arm | None) -> Line:
+    """Returns the line of an arm or, without one, of an interaction.
+
+    Args:
+        analysis: the analysis.
+        one: comparison with the reference.
+        own: all comparisons of the arm.
+        arm: the arm.
+    """
+    kind, holds, following = kind_of(one), _holds(analysis, own), _to_next(analysis, own)
+    verdict, words, more = _against(analysis, own), words_of(analysis)[kind], ""
+    if kind == "undecided" and one.is_open:
+        more = " so far"
+    elif luck := _luck(analysis, one):
+        more = f"; tuning luck alone would do this in {show_fraction(luck)} of studies"
+    verdict, label = verdict + more, words.said + more
+    if arm is None:
+        return Line(one.arm, verdict, verdict, kind, words.outcome, math.nan, one.n, following, holds, one=one)
+    if not following and analysis.is_first:
+        following = next_step(analysis, one)
+    changes = differs_in(analysis, arm.name)
+    return Line(arm.name, label, verdict, kind, words.outcome, arm.mean, one.n, following, holds, changes, one)
+
+
+def _against(analysis: Analysis, own: Sequence[ArmComparison]) -> str:
+    """Writes the verdicts of comparisons against all others, the strongest first."""
+    groups: dict[str, list[str]] = {}
+    for one in own:
+        groups.setdefault(kind_of(one), []).append(SUM if one.is_interaction else named(analysis, one.other))
+    kinds = [kind for kind in words_of(analysis) if kind in groups]
+    return "; ".join(words_of(analysis, few(groups[kind], str))[kind].said for kind in kinds)
 
 
 def differs_in(analysis: Analysis, arm: str) -> str:
@@ -263,22 +250,20 @@ def differs_in(analysis: Analysis, arm: str) -> str:
         return written(own)
     found = [written({key: value}) for key, value in own.items() if key not in base or base[key] != value]
     found += [f"{key} as in the config" for key in base if key not in own]
-    unplanned = [one for one in analysis.differences if not one.planned]
-    found += [
-        f"{one.key}={' or '.join(map(word, one.values[arm]))} (not in the plan)"
-        for one in unplanned
-        if arm in one.values and one.values[arm] != one.values.get(baseline)
-    ]
+    for one in analysis.differences:
+        if not one.planned and one.values.get(arm) not in (None, one.values.get(baseline)):
+            found.append(f"{one.key}={' or '.join(map(word, one.values[arm]))} (not in the plan)")
     return ", ".join(found)
 
 
-def _luck(analysis: Analysis, one: ArmComparison) -> str:
-    """Says, beside better and worse, how often tuning alone would call arms exactly alike so."""
-    chosen = {} if analysis.study.tuning is None else analysis.study.tuning.chosen
-    differs = bool({"better", "worse"} & {*one.claims})
-    if not differs or analysis.luck is None or chosen.get(one.arm) == chosen.get(one.other):
-        return ""
-    return f"; tuning luck: {show_fraction(analysis.luck[1])}"
+def _luck(analysis: Analysis, one: ArmComparison) -> float:
+    """Returns how often tuning alone would call arms exactly alike better or worse by as much; 0 where it cannot."""
+    differs = {"better", "worse"} & {*one.claims} and not one.is_interaction
+    alike = analysis.study.chosen(one.arm) == analysis.study.chosen(one.other)
+    if not differs or alike or analysis.luck is None:
+        return 0.0
+    share = float((analysis.luck >= abs(one.mean)).mean())
+    return share if share >= 0.005 else 0.0  # less is written as 0 %
 
 
 def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
@@ -289,44 +274,42 @@ def _to_next(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
 
 def level_of(analysis: Analysis) -> str:
     """Writes the level of a range, its rest to 100 % with two digits."""
-    return f"{100 - float(f'{100 * analysis.comparisons[0].design.level:.2g}'):.9g} %" if analysis.comparisons else ""
+    return f"{100 - float(f'{100 * analysis.comparisons[0].design.level:.2g}'):.9g} %"
 
 
 def sentence(analysis: Analysis, line: Line) -> str:
     """Returns the line of an arm as a sentence with its numbers."""
-    rules, unit = analysis.study.compare, unit_of(analysis.study.compare.metric)
-    against = f" against {reference(analysis)}" if rules.arms == "pairs" else ""
-    numbers = {
-        f"{rules.metric} {unit.value(line.mean)}{unit.sign}": line.mean,
-        f"{unit.difference(line.difference)}{against}": line.difference,
-        f"{level_of(analysis)} range {unit.interval(line.low, line.high)}": line.low,
-    }
-    known = [text for text, number in numbers.items() if not math.isnan(number)]
-    known.append(counted(line.n, "run" if math.isnan(line.difference) else "seed" if math.isnan(line.mean) else "pair"))
-    verdict = ", ".join(filter(None, [line.verdict, line.holds]))
+    rules, unit, one = analysis.study.compare, unit_of(analysis.study.compare.metric), line.one
+    numbers = [] if math.isnan(line.mean) else [f"{rules.metric} {unit.value(line.mean)}{unit.sign}"]
+    if one is None:
+        numbers.append(counted(line.n, "run"))
+    else:
+        against = f" against {reference(analysis)}" if rules.arms == "pairs" else ""
+        numbers += [f"{unit.difference(one.mean)}{against}"] if one.n else []
+        numbers += [f"{level_of(analysis)} range {unit.interval(one.low, one.high)}"] if not math.isnan(one.low) else []
+        numbers.append(counted(one.n, "seed" if one.is_interaction else "pair"))
     about = f" [{line.changes}]" if line.changes else ""
+    holds = f", {line.holds}" if line.holds else ""
     following = f". Next: {line.following}" if line.following else ""
-    return f"{named(analysis, line.arm)}{about}: {verdict} ({', '.join(known)}){following}"
+    return f"{named(analysis, line.arm)}{about}: {line.verdict}{holds} ({', '.join(numbers)}){following}"
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
     """Says what a verdict means for a choice."""
     if one.blocked:
         return "see why runs failed, then --retry; what diverges takes a change, in a new study"
-    failed = _failed(analysis, one.arm)
-    here = "; for new images it is open" * (_holds(analysis, [one]) == HERE)
-    either = f"either does on these images{here}" if here else "take either"
-    words = {
-        "effect": _effect(analysis),
-        "price": _price(analysis, one),
-        "take": f"take it{here}",
-        "either": f"no reason to switch: {failed}" if failed else either,
-        "failed": f"; {failed}" if failed else "",
-        "why": why_ended([one]) or ", no answer",
-    }
-    lucky = _luck(analysis, one) and analysis.luck and analysis.luck[1] > analysis.study.compare.alpha
-    again = "; tuned anew it may be otherwise (tune.replicates)" * bool(lucky and kind_of(one) in ("better", "worse"))
-    return KINDS[kind_of(one)].following.format(**words) + again
+    kind, failed, here = kind_of(one), _failed(analysis, one.arm), _holds(analysis, [one]) == HERE
+    outcome, _, step = words_of(analysis)[kind]
+    parts = [step]
+    if kind == "equivalent" and (failed or here):
+        parts = ["no reason to switch" if failed else "either does on these images"]
+    if kind == "undecided":
+        parts = [step + (why_ended([one]) or ", no answer")]
+    if outcome in ("better", "same"):
+        parts += [failed, "for new images it is open" if here else "", _price(analysis, one)]
+    if kind in ("better", "worse") and _luck(analysis, one) > analysis.study.compare.alpha:
+        parts.append("tuned anew it may be otherwise (tune.replicates)")
+    return "; ".join(filter(None, parts))
 
 
 def why_ended(comparisons: Sequence[ArmComparison]) -> str:
@@ -359,7 +342,7 @@ def _price(analysis: Analysis, one: ArmComparison) -> str:
     """Says how long an arm trains beside the other, if that differs by a tenth or more."""
     times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
     ratio = times[one.arm] / times[one.other] if times[one.other] > 0 else math.nan
-    return f"; trained {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
+    return f"trained {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
 
 
 def _runs(analysis: Analysis, arms: Sequence[str]) -> str:
@@ -373,8 +356,6 @@ def _runs(analysis: Analysis, arms: Sequence[str]) -> str:
 def recommendation(analysis: Analysis) -> str:
     """Returns what to do now, in a sentence or two."""
     study = analysis.study
-    if not analysis.comparisons:
-        return "Add an arm to the plan."
     blocked = [one for one in analysis.comparisons if one.blocked]
     missing = [run.arm for run in study.runs if run.state == "missing"]
     if missing:
@@ -392,111 +373,111 @@ def command(study: Study) -> str:
 
 
 def _choice(analysis: Analysis) -> str:
-    found, study, best = lines(analysis), analysis.study, quoted(analysis.ranked[0].name)
-    if not any(arm.n for arm in analysis.arms):
+    """Names the arm to take, and what may be taken as well."""
+    study, effect = analysis.study, _effect(analysis)
+    found = [line for line in lines(analysis) if line.kind != "baseline"]
+    kinds = {line.kind for line in found}
+    if not any(arm.n for arm in analysis.arms) or kinds == {"failed"}:
         return "No arm could be compared."
-    groups = _by_kind(analysis)
     if SIZES in study.factors:
         return _over_sizes(analysis)
     if study.compare.arms == "pairs":
         equals = [line.arm for line in found if line.kind not in ("leader", "worse", "clearly worse")]
-        return f"Take {best}" + (f"; {few(equals)} not shown to be worse by as much as matters." if equals else ".")
+        best = f"Take {quoted(analysis.reference)}"
+        return f"{best}; {few(equals)} not shown to be worse by as much as matters." if equals else f"{best}."
     if better := [line for line in found if line.kind in BETTER]:
-        gain = f"{unit_of(study.compare.metric).difference(better[0].difference)} of {study.compare.metric}"
-        more = [] if better[0].kind == "clearly better" else [f"whether {_effect(analysis)} or more is open"]
-        if len(better) > 1:
-            more.append(f"the best mean of {len(better)} better arms, which were not compared with each other")
-        more += filter(None, [_failed(analysis, better[0].arm), "open for new images" * (better[0].holds == HERE)])
-        more += [f"it differs in {better[0].changes}"] * (", " in better[0].changes)
-        return f"Take {quoted(better[0].arm)} ({', '.join([gain, *more])})."
-    if groups.keys() == {"baseline", "failed"}:
-        return "No arm could be compared."
-    left, why = groups.keys() - {"baseline", *WORSE}, "no arm is shown to be better"
-    if left <= {"slightly better", "equivalent", "not better"}:
-        why = f"no arm is better{f' by {_effect(analysis)} or more' if left else ''}"
+        return _take(analysis, better)
+    if kinds <= {*WORSE}:
+        why = "no arm is better"
+    elif kinds <= {*WORSE, "slightly better", "equivalent", "not better"}:
+        why = f"no arm is better by {effect} or more"
+    else:
+        why = "no arm is shown to be better"
     parts = [f"Keep {quoted(study.baseline)}: {why}"]
-    if slightly := groups.get("slightly better"):
+    if slightly := [line.arm for line in found if line.kind == "slightly better"]:
         parts.append(f"{few(slightly)} by less: no reason to switch")
-    alike = [*groups.get("equivalent", []), *groups.get("not worse", [])]
-    if also := [arm for arm in alike if not _failed(analysis, arm)]:
-        here = any(line.arm in also and line.holds == HERE for line in found)
-        parts.append(f"{few(also)} may be taken as well{' (open for new images)' * here}")
-    parts += [f"not {quoted(arm)}: {failed}" for arm in alike if (failed := _failed(analysis, arm))]
+    alike = [line for line in found if line.kind in ("equivalent", "not worse")]
+    if also := [line for line in alike if not _failed(analysis, line.arm)]:
+        here = " (open for new images)" if any(line.holds == HERE for line in also) else ""
+        parts.append(f"{few([line.arm for line in also])} may be taken as well{here}")
+    parts += [f"not {quoted(line.arm)}: {_failed(analysis, line.arm)}" for line in alike if line not in also]
     return "; ".join(parts) + "."
+
+
+def _take(analysis: Analysis, better: Sequence[Line]) -> str:
+    """Recommends the best of the arms that are better, and says what to know of it."""
+    best, rules = better[0], analysis.study.compare
+    assert best.one is not None
+    about = [f"{unit_of(rules.metric).difference(best.one.mean)} of {rules.metric}"]
+    if best.kind != "clearly better":
+        about.append(f"not shown to be {_effect(analysis)} or more")
+    if len(better) > 1:
+        about.append(f"the best mean of {len(better)} better arms, which were not compared with each other")
+    about += filter(None, [_failed(analysis, best.arm), "open for new images" if best.holds == HERE else ""])
+    if ", " in best.changes:
+        about.append(f"it differs in {best.changes}")
+    if_any = "" if best.kind == "clearly better" else " if any gain will do"
+    return f"Take {quoted(best.arm)}{if_any} ({', '.join(about)})."
 
 
 def _over_sizes(analysis: Analysis) -> str:
     """Says of each arm what is claimed of it at each size, and whether that changes."""
     arms, sizes = analysis.study.factors.values()
-    kinds, found = {line.arm: line.kind for line in lines(analysis)}, []
-    for arm in (arm for arm in arms if kinds[arm_name(arm, sizes[0])] != "baseline"):
-        of_sizes = {size: kinds[arm_name(arm, size)] for size in sizes}
-        outcomes = {KINDS[kind].outcome for kind in of_sizes.values()}
-        changes = [one for one in analysis.interactions if arm_name(arm, sizes[0]) in one.terms]
-        kinds_of = {one.arm: kind_of(one) for one in changes}
-        claimed = [name for name, kind in kinds_of.items() if KINDS[kind].outcome in ("better", "worse")]
-        small = all(kind.startswith("slightly") or kind == "equivalent" for kind in kinds_of.values())
+    of_arm, words, found = {line.arm: line for line in lines(analysis)}, words_of(analysis), []
+    for arm in (arm for arm in arms if of_arm[arm_name(arm, sizes[0])].kind != "baseline"):
+        at_size = {size: of_arm[arm_name(arm, size)] for size in sizes}
+        outcomes = {line.outcome for line in at_size.values()}
+        changes = {one.arm: kind_of(one) for one in analysis.interactions if arm_name(arm, sizes[0]) in one.terms}
+        claimed = [name for name, kind in changes.items() if words[kind].outcome in ("better", "worse")]
         answer = "no change is shown"
         if {"better", "worse"} <= outcomes:
             answer = "the answer flips"
         elif claimed:
             answer = f"the difference changes with the size ({few(claimed, noun='interactions')})"
-        elif small:
+        elif {*changes.values()} <= {"slightly better", "slightly worse", "equivalent"}:
             answer = f"the difference changes by less than {_effect(analysis)} from that with {quoted(sizes[0])}"
-        said = "; ".join(f"with {quoted(size)} {phrase(analysis, kind)}" for size, kind in of_sizes.items())
+        said = "; ".join(f"with {quoted(size)} {words[line.kind].said}" for size, line in at_size.items())
         found.append(f"{quoted(arm)} is {said}: {answer}.")
     return " ".join(found)
 
 
 def notes(analysis: Analysis) -> list[str]:
     """Returns what a reader must know beside the verdicts: failures, arms that change nothing, tuning."""
-    return [
-        *(_failures(arm) for arm in analysis.arms if arm.failed),
-        *(
-            f"{few([one.arm, one.other])} have the same result with every seed: they compute the same, or the option "
-            "that they differ in has no effect (compare their config.yaml)."
-            for one in analysis.ordered
-            if one.sd == 0 and one.mean == 0
-        ),
-        *(
-            f"All {one.n} pairs of {few([one.arm, one.other])} differ by the same, which says nothing of how much new "
-            "seeds differ: take more test images, or compare by a metric that counts no images, such as test/loss."
-            for one in analysis.ordered
-            if one.sd == 0 and one.mean != 0
-        ),
-        *_opposite(analysis),
-        *_edges(analysis),
-    ]
+    found, means = [], {arm.name: arm.mean for arm in analysis.arms}
+    for arm in (arm for arm in analysis.arms if arm.failed):
+        runs, seeds = counted(len(arm.runs), "run"), listed([str(run.seed) for run in arm.failed])
+        found.append(
+            f"{len(arm.failed)} of {runs} of {quoted(arm.name)} failed (seed {seeds}): these seeds do not count, and "
+            "claims are about seeds with which both runs finish."
+        )
+    for one in analysis.ordered:
+        both = few([one.arm, one.other])
+        if one.sd == 0 and one.mean == 0:
+            found.append(
+                f"{both} have the same result with every seed: they compute the same, or the option that they differ "
+                "in has no effect (compare their config.yaml)."
+            )
+        elif one.sd == 0:
+            found.append(
+                f"All {one.n} pairs of {both} differ by the same, which says nothing of how much new seeds differ: "
+                "take more test images, or compare by a metric that counts no images, such as test/loss."
+            )
+        if one.n and one.mean * (means[one.arm] - means[one.other]) < 0:
+            found.append(
+                f"{quoted(one.arm)}: its difference to {quoted(one.other)} is that of {one.n} pairs with the same "
+                "seeds, the means are over all runs, and the signs differ: by these seeds, not by all."
+            )
+    return found + _edges(analysis.study)
 
 
-def _opposite(analysis: Analysis) -> list[str]:
-    """Names arms whose mean over all runs and whose difference have opposite signs."""
-    means = {arm.name: arm.mean for arm in analysis.arms}
-    return [
-        f"{quoted(one.arm)}: its difference to {quoted(one.other)} is that of {one.n} pairs with the same seeds, the "
-        "means are over all runs, and the signs differ: by these seeds, not by all."
-        for one in analysis.ordered
-        if one.n and one.mean * (means[one.arm] - means[one.other]) < 0
-    ]
-
-
-def _failures(arm: Arm) -> str:
-    """Says which runs failed, and what that leaves out."""
-    seeds, runs = listed([str(run.seed) for run in arm.failed]), counted(len(arm.runs), "run")
-    why = "these seeds do not count, and claims are about seeds with which both runs finish"
-    return f"{len(arm.failed)} of {runs} of {quoted(arm.name)} failed (seed {seeds}): {why}."
-
-
-def _edges(analysis: Analysis) -> list[str]:
+def _edges(study: Study) -> list[str]:
     """Names arms whose best value is the first or last that was tried: a better one may lie beyond."""
-    if (tuning := analysis.study.tuning) is None:
-        return []
     found = []
-    for key, values in tuning.options.items():
-        ordered = len(values) > 2 and all(isinstance(value, int | float) for value in values)
-        ends = (min(values), max(values)) if ordered else ()
-        if arms := [arm for arm, chosen in tuning.chosen.items() if chosen.get(key) in ends]:
-            found.append(f"Tuning chose the smallest or largest {key} for {few(arms)}: better values may lie beyond.")
+    for key, values in study.tuning.options.items() if study.tuning else ():
+        if len(values) > 2 and all(isinstance(value, int | float) for value in values):
+            ends = min(values), max(values)
+            if arms := [arm for arm in study.arms if study.chosen(arm).get(key) in ends]:
+                found.append(f"Tuning chose the smallest or largest {key} for {few(arms)}: better ones may lie beyond.")
     return found
 
 
@@ -524,14 +505,15 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
         about += f" Arms trained for equal time: verdicts are about who wins an hour.{_steps_won(analysis)}"
     if more := ", then ".join(rules.then):
         about += f" Arms better or worse by {rules.metric} are compared by {more} too, within the same alpha."
-    changed = [f"Not as planned: {text}." for text in analysis.study.plan_changed]
-    effect, unit = rules.smallest_effect, unit_of(rules.metric)
-    shares = [unit.plain(share * effect) for share in (0.2, 1, 0.8, 0.25)]
-    differ = any({"better", "worse"} & {*one.claims} for one in analysis.comparisons)
-    if changed:
+    found = [about, *(f"Not as planned: {text}." for text in analysis.study.plan_changed)]
+    if analysis.study.plan_changed:
         leaves = "if none of this was done because of a result, and if it leaves those of runs as they were"
-        changed.append(f"The {100 * rules.alpha:g} % holds {leaves}.")
-    return [about, *changed, *unlike_spreads(analysis.ordered), *[TOO_LARGE.format(*shares)] * differ]
+        found.append(f"The {100 * rules.alpha:g} % holds {leaves}.")
+    found += unlike_spreads(analysis.ordered)
+    if any({"better", "worse"} & {*one.claims} for one in analysis.comparisons):
+        unit = unit_of(rules.metric)
+        found.append(TOO_LARGE.format(*(unit.plain(share * rules.smallest_effect) for share in (0.2, 1, 0.8, 0.25))))
+    return found
 
 
 TOO_LARGE = (
@@ -547,26 +529,28 @@ def _steps_won(analysis: Analysis) -> str:
     study, unit, found = analysis.study, unit_of(analysis.study.metric), []
     for arm, one in study.timing.items():
         base, by = one["base"], min(one["steps"], one["base_steps"])
+        if arm == base:
+            continue
         both = [[analysis.reached(name, seed, by) for name in (arm, base)] for seed in study.seeds]
         pairs = [ends for ends in both if not math.isnan(sum(ends))]
-        text = f"{quoted(arm)} trained {one['steps']:,} steps, {quoted(base)} {one['base_steps']:,}"
-        text += f", and each takes {one['ratio']:.2f} times as long"
+        found.append(f"{quoted(arm)} trained {one['steps']:,} steps, {quoted(base)} {one['base_steps']:,}")
+        found[-1] += f", and each takes {one['ratio']:.2f} times as long"
         if pairs:
             own, other = (unit.value(sum(ends) / len(ends)) + unit.sign for ends in zip(*pairs, strict=True))
-            text += f"; by step {by:,} their {study.metric} is {own} and {other} ({counted(len(pairs), 'pair')})"
-        found += [text] * (arm != base)
+            found[-1] += f"; by step {by:,} their {study.metric} is {own} and {other} ({counted(len(pairs), 'pair')})"
     return f" Who wins a step is no claim here (drop compare.equal for that): {'; '.join(found)}." if found else ""
 
 
 def rule(analysis: Analysis) -> str:
     """Explains the rule behind the verdicts, for someone who reads only this report."""
     rules = analysis.study.compare
-    first = next(iter(analysis.comparisons)).design.analyses if analysis.comparisons else ()
-    after = f"after {', '.join(map(str, first[:3]))}{', ...' * (len(first) > 3)} pairs" if first else "never"
+    pairs = [*map(str, design_of(rules, 1).analyses)]
+    looks = ", ".join(pairs if len(pairs) < 4 else [*pairs[:3], "..."])
+    kinds = "arms, interactions, metrics" if rules.then else "arms, interactions"
     return (
-        f"Arms are compared {after} of runs with the same seeds, at most {rules.max_seeds}; decided arms get no more "
-        f"runs, and a verdict is final. The probability of any false claim is at most {rules.alpha:g} over "
-        f"all arms, interactions{', metrics' * bool(rules.then)} and analyses. Means of arms are over all their runs, "
-        f"differences over the pairs of the analysis that decided. {show_fraction(KEPT)} of this error is kept for a "
-        "max_seeds that is raised later, which then takes more seeds than a study planned with as many."
+        f"Arms are compared after {looks} pairs of runs with the same seeds, at most {rules.max_seeds}; decided arms "
+        "get no more runs, and a verdict is final. The probability of any false claim is at most "
+        f"{rules.alpha:g} over all {kinds} and analyses. Means of arms are over all their runs, differences over the "
+        f"pairs of the analysis that decided. {show_fraction(KEPT)} of this error is kept for a max_seeds that is "
+        "raised later, which then takes more seeds than a study planned with as many."
     )
