@@ -77,7 +77,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Look:
-    """What the runs that had ended at one moment make of an ablation; a later look is another object."""
+    """State of an ablation by the runs that had ended at one moment; a later look is another object."""
 
     ended: dict[Planned, Run]
     """Runs and trials with an outcome."""
