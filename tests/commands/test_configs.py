@@ -6,8 +6,8 @@ from runs import REPOSITORY
 
 from vit_lightning.cli import main
 from vit_lightning.commands.configs import result
+from vit_lightning.config.files import find_config, shipped_configs
 from vit_lightning.config.resolve import resolve
-from vit_lightning.config.shipped import find_config, shipped_configs
 
 EXPERIMENTS = REPOSITORY / "experiments"
 RESULTS = (EXPERIMENTS / "README.md").read_text()

@@ -2,7 +2,8 @@ import pytest
 
 from vit_lightning import UserError
 from vit_lightning.config.files import flatten, read_config, read_flags, split_words
-from vit_lightning.config.merge import config_of_flag, merge, merge_all
+from vit_lightning.config.merge import config_of_flag, merge
+from vit_lightning.config.resolve import merge_all
 
 
 def test_flags_are_read_in_order():

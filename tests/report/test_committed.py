@@ -10,7 +10,7 @@ from PIL import Image
 from runs import REPOSITORY
 
 from vit_lightning.cli import main
-from vit_lightning.config.shipped import shipped_configs
+from vit_lightning.config.files import shipped_configs
 
 STUDIES = REPOSITORY / "experiments" / "ablations"
 ARCHIVES = {path.parent.name: path for path in sorted(STUDIES.glob("*/runs.tar.xz"))}

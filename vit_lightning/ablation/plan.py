@@ -19,12 +19,11 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 from vit_lightning.classes import differences
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config, as_list, read_config, word
+from vit_lightning.config.files import Config, as_list, find_config, read_config, word
 from vit_lightning.config.help import Option, explained, options_of
 from vit_lightning.config.names import near
 from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
-from vit_lightning.config.shipped import find_config
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError

@@ -7,7 +7,7 @@ import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from vit_lightning.config.shipped import near_configs, shipped_config, shipped_configs
+from vit_lightning.config.files import near_configs, shipped_config, shipped_configs
 from vit_lightning.errors import UserError
 
 CONFIG_NOTES = """

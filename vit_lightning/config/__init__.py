@@ -6,10 +6,10 @@ Imports models, data, storage, training and weights.
 The files in the order in which a value passes them:
 
 - ``resolve``: the whole way, from a command line.
-- ``files``, ``shipped``, ``foreign``: flags and YAML read strictly, configs of the package by name, and those of
-  LightningCLI in our spelling.
-- ``merge``: files and flags as one plain mapping, over the config of the checkpoint or source of weights that they
-  name, which is read here once.
+- ``files``, ``foreign``: flags and YAML read strictly, also configs of the package by name, and those of LightningCLI
+  in our spelling.
+- ``from_weights``: what a checkpoint or source of weights says that they name, which is read here once.
+- ``merge``: these, files and flags as one plain mapping.
 - ``build``: the experiment of that mapping: one function a group, in order.
 - ``options``: the options that belong to us, each declared once.
 - ``signatures``, ``names``, ``own_files``, ``typed``: a class by its name, also in a file beside the config; its

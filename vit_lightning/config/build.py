@@ -19,7 +19,8 @@ from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
 from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
-from vit_lightning.config.merge import Merged, merge, options_of_data, other_cuts
+from vit_lightning.config.from_weights import Merged, options_of_data, other_cuts
+from vit_lightning.config.merge import merge
 from vit_lightning.config.names import find_class, near
 from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_of, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.config.merge import Merged
+from vit_lightning.config.from_weights import Merged
 from vit_lightning.config.names import near
 from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_of
 from vit_lightning.config.own_files import empty_caches, where

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from vit_lightning.config.adapters import ADAPTERS
 from vit_lightning.config.files import flatten, options_of, word
-from vit_lightning.config.merge import Trained
+from vit_lightning.config.from_weights import Trained
 from vit_lightning.config.networks import network_from
 from vit_lightning.config.options import Resume, Settings
 from vit_lightning.config.own_files import where

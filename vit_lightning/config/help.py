@@ -19,11 +19,10 @@ from docstring_parser import parse
 from lightning.pytorch import Trainer
 
 from vit_lightning.config.build import trainer_options
-from vit_lightning.config.files import SWITCHES, split_words
+from vit_lightning.config.files import SWITCHES, find_config, split_words
 from vit_lightning.config.names import find_class, own_classes
 from vit_lightning.config.options import COMPILES, DEFAULT_CLASSES, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_files import use_files
-from vit_lightning.config.shipped import find_config
 from vit_lightning.config.signatures import REQUIRED, called_with, signature_of
 from vit_lightning.config.typed import LISTS, MAPPINGS, Reader, is_plain
 from vit_lightning.errors import UserError

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from vit_lightning.config.build import build
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config, refuse_words, split_words
-from vit_lightning.config.merge import merge_all
+from vit_lightning.config.files import (
+    CONFIG_FILES,
+    Config,
+    as_map,
+    find_config,
+    read_config,
+    refuse_words,
+    split_words,
+    without_nulls,
+)
+from vit_lightning.config.foreign import as_ours, of_the_module
+from vit_lightning.config.from_weights import Merged, for_its_data, with_checkpoint, with_its_images, with_source
+from vit_lightning.config.merge import config_of_flags, merge, overruled_preset
 from vit_lightning.config.names import near
-from vit_lightning.config.options import TRAINED
+from vit_lightning.config.options import GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import folders_in_use, use_files
-from vit_lightning.config.shipped import CONFIG_FILES, find_config
 from vit_lightning.config.together import secret_problems
 from vit_lightning.config.typed import unknown
 from vit_lightning.errors import UserError
@@ -49,6 +61,82 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     merged = merge_all(options, command, facts=facts if images else None, trust=trust)
     refuse(secret_problems(merged.config))
     return build(merged, command, allowed_changes=allowed, images=images, files=folders_in_use())
+
+
+def merge_all(
+    flags: Sequence[tuple[str, str]], command: str, *, facts: Config | None = None, trust: bool = False
+) -> Merged:
+    """Merges what a command line names: what trained models say, then files in order, then flags.
+
+    Args:
+        flags: options and values of the command line, in order.
+        command: the command; if it uses a trained model, the config of its checkpoint comes first.
+        facts: where image files replace the data of that config: what is not known about the model.
+        trust: whether files of weights may name any class.
+    """
+    names = [value for key, value in flags if key == "config"]
+    problems: list[str] = []
+    sources: list[Config] = []
+    for read in (
+        *(functools.partial(_read, name) for name in names),
+        lambda: _with_files(config_of_flags(flags), Path()),
+    ):
+        try:
+            sources.append(as_ours(read(), problems))
+        except UserError as error:
+            problems += error.problems
+    complete = len(sources) > len(names)
+    trained, initial, configs = None, None, sources
+    if command in TRAINED:
+        trained, configs = with_checkpoint(flags, sources, facts, trust=trust)
+    else:
+        try:
+            initial, configs = with_source(sources, trust=trust)
+        except UserError as error:
+            problems += error.problems
+    merged: Config = {}
+    for source in configs:
+        config = of_the_module(source, merged)
+        problems += overruled_preset(as_map(config.get("model")), as_map(merged.get("model")))
+        merged = merge(merged, config)
+    merged = without_nulls(merged, *GROUPS)  # --loss=null leaves it out
+    if command in TRAINED:
+        merged.pop("ckpt", None)  # it has been read
+    if names and "experiment" not in merged:
+        merged["experiment"] = Path(names[-1]).stem
+    if initial is not None:
+        initial = with_its_images(initial, merged)
+    if trained is not None:
+        trained = for_its_data(trained, configs[0], merged)
+    return Merged(merged, problems, trained, initial, complete)
+
+
+def _read(name: str) -> Config:
+    """Returns a config file that a command line names; a group with nothing under it says nothing."""
+    path = find_config(name)
+    config = read_config(path)
+    if {"method", "parameters"} <= config.keys():
+        raise UserError(f"config={name} is a sweep of W&B, not a config: wandb sweep {shlex.quote(name)}")
+    if {"opt", "sched", "epochs"} <= config.keys():
+        table = "the guide's page coming_from.md has a table of its options and ours"
+        raise UserError(f"config={name} holds arguments of timm's train.py, it is no config: {table}")
+    if "compare" in config:
+        what = "the plan of an ablation, not a config"
+        raise UserError(f"config={name} is {what}: lightning ablate {shlex.quote(name)}")
+    flags_alone = [key for key in RunOptions.__dataclass_fields__ if key in config]
+    refuse(f"config={name}: {key} is no option of a config (give --{key}, for one call)" for key in flags_alone)
+    return _with_files(without_nulls(config, *GROUPS, "lr_scheduler"), path.parent)
+
+
+def _with_files(config: Config, folder: Path) -> Config:
+    """Returns a flat config with the files that it names in place of groups: ``model: model.yaml``, as LightningCLI."""
+    found = dict(config)
+    for key in GROUPS:
+        given = as_map(config.get(key))
+        if isinstance(name := given.get("class_path"), str) and name.endswith(CONFIG_FILES):
+            more = {option: value for option, value in given.items() if option != "class_path"}
+            found[key] = merge(read_config(folder / name, key), more)
+    return found
 
 
 def _words(arguments: Sequence[str], command: str) -> tuple[list[tuple[str, str]], tuple[Path, ...]]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from vit_lightning.config.adapters import Chosen
 from vit_lightning.config.files import Config, as_list, as_map
-from vit_lightning.config.merge import Merged, Trained
+from vit_lightning.config.from_weights import Merged, Trained
 from vit_lightning.config.networks import CONFIGURED, FACTS, agrees, data_facts, filled_in, takes, unlike_data
 from vit_lightning.config.options import COMPILES, TRAINED
 from vit_lightning.config.signatures import signature_of
