@@ -236,7 +236,7 @@ class Chosen(NamedTuple):
     plain: dict[str, Any]
 
 
-def read_metrics(reader: Reader, given: Any, classes: int) -> list[Chosen]:
+def chosen_metrics(reader: Reader, given: Any, classes: int) -> list[Chosen]:
     """Returns the metrics of a flat config, each of which is tried."""
     items = given if isinstance(given, list) else [] if given is None else [given]
     chosen: list[Chosen] = []

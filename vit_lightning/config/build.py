@@ -13,16 +13,24 @@ from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import Trainer
 
 from vit_lightning.classes import are_named
-from vit_lightning.config import networks
-from vit_lightning.config.adapters import ADAPTERS, read_loss, read_metrics, read_optimizer, with_class_weights
+from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, read_loss, read_optimizer, with_class_weights
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
-from vit_lightning.config.foreign import OURS, as_lightning_trains, lacks_optimizer
+from vit_lightning.config.foreign import SET_BY_RUN, as_lightning_trains, lacks_optimizer
 from vit_lightning.config.from_weights import Merged, options_of_data, other_cuts
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import find_class, near
-from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_of, takes
+from vit_lightning.config.networks import (
+    CONFIGURED,
+    empty_network,
+    make_teacher,
+    module_from,
+    part_of_module,
+    part_of_network,
+    problems_into,
+    takes,
+)
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.together import RULES, Groups
@@ -124,7 +132,7 @@ def is_general_option(command: str, key: str) -> bool:
 
 def read_module(groups: Groups) -> None:
     """Reads the LightningModule, by which LightningCLI fills in what is not given."""
-    module = networks.read_module(groups.reader, groups.config)
+    module = part_of_module(groups.reader, groups.config)
     if module is not WRONG:
         groups.module = module
         groups.config = as_lightning_trains(groups.config, module.target)
@@ -147,10 +155,10 @@ def read_data(groups: Groups) -> None:
         is_own = _is_in(learned, data) if learned else _source(value_at(first, "data")) == _source(flatten(given))
         data.learned = None if _is_in(learned, data) else str(trained.checkpoint.get("images"))
     before = len(reader.problems)
-    with problems_of(reader, "data"):
+    with problems_into(reader, "data"):
         data.check()
     if trained is not None and is_own and len(reader.problems) == before and data.wanted in data.cut_splits:
-        with problems_of(reader, ""):
+        with problems_into(reader, ""):
             unkept: dict[str, Any] = {"in_memory": False} if "in_memory" in signature_of(type(data)).options else {}
             if replace(data, **unkept).fingerprint() != trained.checkpoint.get("images"):
                 some = "some would be of the training (give others, or these as they were)"
@@ -168,7 +176,7 @@ def read_data(groups: Groups) -> None:
             del reader.problems[before:]
         return
     if data.wanted is None:
-        with problems_of(reader, "data"):
+        with problems_into(reader, "data"):
             data.check_augment()
     groups.data, groups.data_part = data, replace(part, arguments={**part.arguments, **data.pinned()})
     if trained is not None and not isinstance(data, ImageFiles):  # which have no labels
@@ -214,11 +222,11 @@ def _read_further(groups: Groups, data: ImageData, also: Any, given: Config, lea
         images = "" if trained is None else str(trained.checkpoint.get("images"))
         other.learned = None if _is_in(learned, other) else images
         before = len(reader.problems)
-        with problems_of(reader, key):
+        with problems_into(reader, key):
             other.check()
         if len(reader.problems) > before:
             continue
-        with problems_of(reader, ""):
+        with problems_into(reader, ""):
             names = (
                 data.class_names if trained is None else (trained.checkpoint.get("test_view") or {}).get("class_names")
             )
@@ -282,7 +290,7 @@ def _made_data(reader: Reader, part: Any) -> ImageData | None:
 def _make(reader: Reader, key: str, part: Any) -> Any:
     """Returns what is made of a part; None, with its problems, if it cannot be made."""
     if part is not WRONG and part is not None and reader.complete:
-        with problems_of(reader, key):
+        with problems_into(reader, key):
             return part.make()
     return None
 
@@ -290,7 +298,7 @@ def _make(reader: Reader, key: str, part: Any) -> Any:
 def read_list_of_metrics(groups: Groups) -> None:
     """Reads and tries the metrics."""
     classes = 10 if groups.data is None else len(groups.data.label_names)
-    groups.metrics = read_metrics(groups.reader, groups.config.get("metrics"), classes)
+    groups.metrics = chosen_metrics(groups.reader, groups.config.get("metrics"), classes)
 
 
 def read_settings(groups: Groups) -> None:
@@ -366,7 +374,7 @@ def _out_of_range(trainer: Mapping[str, Any]) -> list[str]:
 
 def trainer_options() -> dict[str, Option]:
     """Returns the options of ``trainer``."""
-    options = {key: item for key, item in signature_of(Trainer).options.items() if key not in OURS}
+    options = {key: item for key, item in signature_of(Trainer).options.items() if key not in SET_BY_RUN}
     options["precision"] = Option("precision", Literal["auto"] | _PRECISION_INPUT | None, None)
     return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
 
@@ -376,7 +384,7 @@ def read_network(groups: Groups) -> None:
     module = groups.module
     if module is not None and takes(module, "model") and not (module.name and groups.config.get("model") is None):
         given = with_class(groups.config, "model", complete=groups.merged.complete)
-        network = networks.read_network(groups.reader, given, groups.facts)
+        network = part_of_network(groups.reader, given, groups.facts)
         groups.network = None if network is WRONG else network
 
 
@@ -385,17 +393,17 @@ def try_module(groups: Groups) -> None:
     reader, module, data, settings = groups.reader, groups.module, groups.data, groups.settings
     if data is not None and module is not None and module.name and not reader.problems:
         filled = {**(groups.facts or {}), **settings, "network": groups.empty, "metrics": {}, "distillation": None}
-        with problems_of(reader, ""):
+        with problems_into(reader, ""):
             made = empty_network(lambda: module_from(module, filled), "module")
             if lacks_optimizer(module.target):
                 reader.problems += optimizer_problems(made, settings["optimizer"])
 
 
-def open_teacher(groups: Groups) -> None:
+def read_teacher(groups: Groups) -> None:
     """Opens the teacher of a distillation."""
     distillation, data = groups.settings["distillation"], groups.data
     if data is not None and groups.command == "fit" and distillation is not None and distillation.teacher:
-        with problems_of(groups.reader, ""):
+        with problems_into(groups.reader, ""):
             groups.teacher = make_teacher(distillation.teacher, data, trust=groups.general.get("trust", False))
 
 
@@ -409,6 +417,6 @@ ORDER: tuple[Callable[[Groups], None], ...] = (
     read_network,
     check_network,
     try_module,
-    open_teacher,
+    read_teacher,
 )
 """The groups in the order in which they are read: each may use what those before it have become."""

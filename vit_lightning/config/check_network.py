@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vit_lightning.config.from_weights import Merged
 from vit_lightning.config.names import near
-from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_of
+from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_into
 from vit_lightning.config.own_files import empty_caches, where
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.together import Groups
@@ -38,7 +38,7 @@ def check_network(groups: Groups) -> None:
     if part is None or data is None:
         return
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
-    with problems_of(reader, ""):
+    with problems_into(reader, ""):
         groups.network, groups.empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
             reader.problems += network_problems(groups.empty, shape, len(data.label_names))

@@ -14,7 +14,7 @@ from vit_lightning.config.names import HOMES, can_be_class, class_of
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.base import ImageData
 
-OURS = {
+SET_BY_RUN = {
     "default_root_dir": "results are written to runs/ (leave it out, or give --out NEW_FOLDER)",
     "enable_checkpointing": "a run keeps checkpoints, from which it is resumed (leave it out)",
     "use_distributed_sampler": "the data shares out the images itself (leave it out)",
@@ -44,14 +44,14 @@ def as_ours(config: Config, problems: list[str]) -> Config:
             problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
         config["optimizer"] = {**optimizer, "schedule": schedule}
     if isinstance(trainer := config.get("trainer"), dict):
-        defaults = {name: inspect.signature(Trainer).parameters[name].default for name in OURS}
-        given = {name: value for name, value in trainer.items() if name in OURS}
-        config["trainer"] = {name: value for name, value in trainer.items() if name not in OURS}
+        defaults = {name: inspect.signature(Trainer).parameters[name].default for name in SET_BY_RUN}
+        given = {name: value for name, value in trainer.items() if name in SET_BY_RUN}
+        config["trainer"] = {name: value for name, value in trainer.items() if name not in SET_BY_RUN}
         for name, value in given.items():
             usual = (defaults[name], str(defaults[name]).lower(), *(("true", True) if "checkpoint" in name else ()))
             if value not in (None, *usual):
                 shown = str(value).lower() if isinstance(value, bool) else value
-                problems.append(f"trainer.{name}={shown}: {OURS[name]}")
+                problems.append(f"trainer.{name}={shown}: {SET_BY_RUN[name]}")
     model = config.get("model")
     if (
         isinstance(model, dict)

@@ -24,7 +24,7 @@ from vit_lightning.config.names import find_class, own_classes
 from vit_lightning.config.options import COMPILES, DEFAULT_CLASSES, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.own_files import use_files
 from vit_lightning.config.signatures import REQUIRED, called_with, signature_of
-from vit_lightning.config.typed import LISTS, MAPPINGS, Reader, is_plain
+from vit_lightning.config.typed import LISTS, MAPPINGS, Reader, can_be_written
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 
@@ -230,7 +230,7 @@ def _shown(default: Any) -> str:
         return ""
     if isinstance(default, bool):
         return str(default).lower()
-    return str(default) if is_plain(default) else str(getattr(default, "__name__", ""))
+    return str(default) if can_be_written(default) else str(getattr(default, "__name__", ""))
 
 
 def _kinds(kind: Any) -> Iterator[str]:

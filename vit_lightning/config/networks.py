@@ -46,7 +46,7 @@ def data_facts(data: ImageData) -> dict[str, Any]:
     return {"image_size": size, "in_channels": data.in_channels, "num_classes": len(data.label_names)}
 
 
-def read_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) -> Any:
+def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) -> Any:
     """Returns the network of a config, with the facts that it has arguments for; ``WRONG`` if it cannot be made.
 
     Args:
@@ -128,7 +128,7 @@ def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def problems_of(reader: Reader, key: str) -> Iterator[None]:
+def problems_into(reader: Reader, key: str) -> Iterator[None]:
     """Adds what a part of the config finds wrong when it is made to the other problems.
 
     Args:
@@ -214,7 +214,7 @@ def network_in_file(config: Mapping[str, Any], folder: Path | None = None) -> nn
     """
     with files_of(folder):
         reader = Reader(ADAPTERS)
-        part = read_network(reader, flatten(config["model"]), None)
+        part = part_of_network(reader, flatten(config["model"]), None)
         lora = reader.part(Place(LoraConfig), config.get("lora") or {}, "lora")
         refuse(reader.problems)
         return network_from(part, lora.make())
@@ -236,7 +236,7 @@ def filled_in(kind: type[LightningModule]) -> list[str]:
     return [name for name in names if name in signature_of(kind).options]
 
 
-def read_module(reader: Reader, config: Config) -> Any:
+def part_of_module(reader: Reader, config: Config) -> Any:
     """Returns the module of a merged config; ``WRONG`` if it cannot be made."""
     if config.get("module") is None:
         return Part(ViTClassifier, {})

@@ -78,7 +78,7 @@ class Part:
 
     def plain(self) -> Any:
         """Returns it as plain data, as ``config.yaml`` has it."""
-        arguments = {name: plain(value) for name, value in self.arguments.items() if is_plain(value)}
+        arguments = {name: plain(value) for name, value in self.arguments.items() if can_be_written(value)}
         if not self.name:
             return arguments
         return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
@@ -147,12 +147,12 @@ def plain(value: Any) -> Any:
     return value.name if isinstance(value, Enum) else str(value) if isinstance(value, Path | timedelta) else value
 
 
-def is_plain(value: Any) -> bool:
+def can_be_written(value: Any) -> bool:
     """Whether a value can be written to a config; a default of others, such as an object, may not."""
     if isinstance(value, Mapping):
-        return all(map(is_plain, value.values()))
+        return all(map(can_be_written, value.values()))
     if isinstance(value, list | tuple | set | frozenset):
-        return all(map(is_plain, value))
+        return all(map(can_be_written, value))
     return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)
 
 
