@@ -1,4 +1,4 @@
-"""What trained models say to a config: that of a run, an architecture, and how the images were prepared.
+"""Words of trained models in a config: that of a run, an architecture, and how the images were prepared.
 
 Each file of weights that a command line names is read here, once.
 """
