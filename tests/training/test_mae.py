@@ -210,11 +210,16 @@ def test_commands_take_its_run_or_refuse_it(in_folder, capsys):
 
 def test_pre_training_starts_from_an_encoder_with_a_decoder_of_its_own(in_folder, capsys, monkeypatch):
     monkeypatch.setattr("vit_lightning.figures.validation_pictures.SAMPLE", 4)
+    given: list[dict[str, Path]] = []
+    log = "vit_lightning.storage.wandb_logger.RunLogger.log_images"
+    monkeypatch.setattr(log, lambda self, images, step=None: given.append(images))
     start = ("--trainer.max_epochs=1", "--test=false")
     fit(resolve([*RUN[1:], *start, "--out=run"]))
     fit(resolve([*RUN[1:], *start, "--init_from=run", "--out=more"]))
     assert "18 tensors taken, new head, new decoder\n" in capsys.readouterr().out
-    assert Image.open("more/validation/reconstructions-0001.png").size == (4 * 122, 3 * 152 + 26)
+    *_, picture = [images["images/reconstructions"] for images in given if "images/reconstructions" in images]
+    assert picture.samefile("more/validation/reconstructions-0001.png")
+    assert Image.open(picture).size == (4 * 122, 3 * 152 + 26)
 
 
 def test_a_loaded_run_gives_features_and_no_classes(in_folder):
