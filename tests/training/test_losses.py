@@ -5,7 +5,7 @@ from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy as TimmBinaryCrossEntropy
 from timm.loss import SoftTargetCrossEntropy
 
-from vit_lightning import CutMix, Digits, LossConfig, MixUp, ViT, ViTClassifier
+from vit_lightning import CutMix, Digits, LossConfig, MixUp, UserError, ViT, ViTClassifier
 from vit_lightning.data.batches import Batch
 from vit_lightning.training.losses import make_loss
 
@@ -30,6 +30,20 @@ def test_bce_is_timm_s(smoothing):
     torch.testing.assert_close(ours(logits, labels), theirs(logits, labels), rtol=1e-14, atol=0)
     mixed = timm_targets(labels, 7, smoothing)
     torch.testing.assert_close(ours(logits, timm_targets(labels, 7, 0.0)), theirs(logits, mixed), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("threshold", "present"), [(0.0, 2), (0.5, 1)])
+def test_a_threshold_makes_whole_targets_of_mixed_ones_as_timm_s(threshold, present):
+    """With 0 both classes of a mixed image are there, as DeiT III and ViT-5 have it."""
+    logits, labels = logits_and_labels()
+    mixed = timm_targets(labels, 7, 0.0)
+    loss = make_loss(LossConfig("bce", target_threshold=threshold))
+    expected = TimmBinaryCrossEntropy(smoothing=0.0, target_threshold=threshold)(logits, mixed)
+    torch.testing.assert_close(loss(logits, mixed), expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(loss(logits, labels), make_loss(LossConfig("bce"))(logits, labels))
+    assert (mixed > threshold).sum(1).max() == present
+    with pytest.raises(UserError, match=r"target_threshold=0\.5 does nothing without name=bce"):
+        LossConfig("ce", target_threshold=0.5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -34,13 +34,18 @@ class LossConfig:
         name: ce (cross entropy) or bce (binary cross entropy of each class, Touvron et al. 2022, DeiT III). In its
             place class_path gives any class or function of (logits, targets), with its own arguments.
         label_smoothing: fraction of the target that is spread over all classes, also with mixup and cutmix.
+        target_threshold: of bce: fraction of a class in a mixed image above which its target is 1, else 0; with 0 all
+            classes of the image have 1, as in DeiT III's code. Targets are the fractions when not given.
     """
 
     name: Literal["ce", "bce"] = "ce"
     label_smoothing: float = 0.0
+    target_threshold: float | None = None
 
     def __post_init__(self) -> None:
-        refuse(probabilities(label_smoothing=self.label_smoothing))
+        shares = probabilities(label_smoothing=self.label_smoothing, target_threshold=self.target_threshold)
+        is_used = self.target_threshold is None or self.name == "bce"
+        refuse(shares, [] if is_used else [f"target_threshold={self.target_threshold} does nothing without name=bce"])
 
 
 @dataclass(frozen=True)
@@ -131,13 +136,14 @@ class BinaryCrossEntropy(nn.Module):
     target at 1.
     """
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
+    def __init__(self, label_smoothing: float = 0.0, target_threshold: float | None = None) -> None:
         super().__init__()
-        self.label_smoothing = label_smoothing
+        self.label_smoothing, self.target_threshold = label_smoothing, target_threshold
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         classes = logits.shape[1]
-        targets = (F.one_hot(targets, classes) if targets.ndim == 1 else targets).to(logits.dtype)
+        targets = F.one_hot(targets, classes) if targets.ndim == 1 else targets
+        targets = (targets if self.target_threshold is None else targets > self.target_threshold).to(logits.dtype)
         smoothed = targets * (1.0 - self.label_smoothing) + self.label_smoothing / classes
         return F.binary_cross_entropy_with_logits(logits, smoothed)
 
@@ -147,7 +153,7 @@ def make_loss(config: LossConfig | OwnLoss) -> Criterion:
     if isinstance(config, OwnLoss):
         return config.make()
     if config.name == "bce":
-        return BinaryCrossEntropy(config.label_smoothing)
+        return BinaryCrossEntropy(config.label_smoothing, config.target_threshold)
     return nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
 
 
