@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import gpu
+import gpu_trainings
 import pytest
+import torch
 from gpu_trainings import data_of
 from pyarrow.parquet import read_table, write_table
 from runs import REPOSITORY
@@ -29,6 +32,31 @@ def test_parquet_files_are_read_by_either_name_of_their_images_and_must_be_the_w
     with pytest.raises(SystemExit):
         gpu.main(["--next", f"--data={folder}"])
     assert "holds 6 images: CIFAR-10 has 60,000" in capsys.readouterr().err
+
+
+class Ablate:
+    """``lightning ablate`` that ends at once, told to end, or since it refuses the plan."""
+
+    returncode = 143
+
+    def __init__(self, command, **_):
+        pass
+
+    def wait(self, seconds):
+        pass
+
+
+def test_a_study_with_another_config_does_not_take_the_runs_of_the_plan_for_its_own(tmp_path, monkeypatch):
+    place = gpu.Place(torch.device("cpu"), True, tmp_path, 0.0, tmp_path, tmp_path)
+    study = partial(gpu_trainings.study, place, "pretraining_1", 1, {}, "cifar10_mae_36_finetune", "cifar10_mae_36")
+    assert (gpu.EXPERIMENTS / "ablations/pretraining_1/runs.tar.xz").is_file()
+    monkeypatch.setattr(subprocess, "Popen", Ablate)
+    (tmp_path / "pretraining_1.log").write_text("stopped by SIGTERM")
+    with pytest.raises(gpu.Unfinished, match=r"^0 runs have ended; stopped by SIGTERM"):
+        study()
+    monkeypatch.setattr(Ablate, "returncode", 2)  # no later call goes on with a refused plan
+    with pytest.raises(RuntimeError, match="stopped by SIGTERM"):
+        study()
 
 
 @pytest.mark.full

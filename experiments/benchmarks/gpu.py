@@ -323,6 +323,7 @@ def calls(items: Sequence[Item], minutes: float, data: Path | None, out: Path | 
                     loads.append([])
                 loads[-1].append(file)
             texts = [", ".join(f"{file} ({file.stat().st_size / 1e6:.1f} MB)" for file in load) for load in loads]
+            texts = texts if loads[0] else [f"{data}, a folder of images"]
             lines += [
                 f"bring {text}" + (f", load {n} of {len(texts)}" if len(texts) > 1 else "")
                 for n, text in enumerate(texts, 1)

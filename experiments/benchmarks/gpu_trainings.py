@@ -263,8 +263,8 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
 def study(place: Place, plan: str, workers: int, options: dict[str, Any], config: str = "", encoder: str = "") -> Rows:
     """Runs a plan of ``experiments/ablations`` as far as the minutes go; its runs are kept beside the other results.
 
-    It goes on from those that are committed; PLAN.tar.xz has those that have ended, from which ``lightning ablate``
-    goes on anywhere.
+    It goes on from those that are committed, but with another config, which is another study; PLAN.tar.xz has those
+    that have ended, from which ``lightning ablate`` goes on anywhere.
 
     Args:
         place: its device.
@@ -275,6 +275,7 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any], config
         encoder: name of the config whose encoder, as ``pretrained`` has left it, its arm "pre-trained" starts from.
 
     Raises:
+        RuntimeError: the plan was refused.
         Unfinished: its comparisons are not decided yet.
     """
     sys.path.insert(0, str(EXPERIMENTS / "ablations"))
@@ -283,7 +284,8 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any], config
     folder, page = place.runs / plan, yaml.safe_load((EXPERIMENTS / f"ablations/{plan}.yaml").read_text())
     take_up(folder, place)
     place.runs.mkdir(parents=True, exist_ok=True)
-    if not folder.is_dir() and (kept := EXPERIMENTS / f"ablations/{plan}/runs.tar.xz").is_file():
+    kept = EXPERIMENTS / f"ablations/{plan}/runs.tar.xz"
+    if not (config or folder.is_dir()) and kept.is_file():
         shutil.unpack_archive(kept, folder, filter="data")
     data, file = place.runs / "data.yaml", place.runs / f"{plan}.yaml"
     page["config"] = [str(EXPERIMENTS / f"{config}.yaml")] if config else page["config"]
@@ -310,11 +312,13 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any], config
     except subprocess.TimeoutExpired:
         process.terminate()
         process.wait()
+    last = (folder.with_suffix(".log").read_text().splitlines() or [""])[-1]
+    if process.returncode == 2:
+        raise RuntimeError(last)
     archive(folder, place.kept / f"{plan}.tar.xz")
     give_back(folder, place)
     rows = ended(folder)
     if process.returncode:
-        last = (folder.with_suffix(".log").read_text().splitlines() or [""])[-1]
         raise Unfinished(f"{len(rows)} runs have ended; {last}\n{yaml.safe_dump(rows)}")
     return rows
 
