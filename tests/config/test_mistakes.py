@@ -194,7 +194,7 @@ KEYS = {
         "trainer.logger.class_path=foreign.Log: pytorch_lightning is another package than lightning",
     ],
     "fit digits.yaml --trainer.callbacks=[{class_path:EarlyStopping}]": "with a space",
-    "fit digits.yaml --trainer.logger=CometLogger": "trainer: Requirement 'comet-ml",
+    "fit digits.yaml --trainer.logger=CometLogger": "trainer: ModuleNotFoundError: Requirement 'comet-ml",
     "fit digits.yaml --trainer.callbacks=[EarlyStopping] --trainer.logger=CSVLoger": [
         "trainer.callbacks.0.monitor is missing (an argument of lightning.pytorch.callbacks.EarlyStopping)",
         "trainer.logger.class_path=CSVLoger is not there (did you mean CSVLogger?)",

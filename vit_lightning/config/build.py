@@ -13,6 +13,7 @@ from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import Trainer
 
 from vit_lightning.classes import are_named
+from vit_lightning.config import networks
 from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, read_loss, read_optimizer, with_class_weights
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
@@ -21,16 +22,7 @@ from vit_lightning.config.foreign import SET_BY_RUN, as_lightning_trains, lacks_
 from vit_lightning.config.from_weights import Merged, options_of_data, other_cuts
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import find_class, near
-from vit_lightning.config.networks import (
-    CONFIGURED,
-    empty_network,
-    make_teacher,
-    module_from,
-    part_of_module,
-    part_of_network,
-    problems_into,
-    takes,
-)
+from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_into, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.together import RULES, Groups
@@ -132,7 +124,7 @@ def is_general_option(command: str, key: str) -> bool:
 
 def read_module(groups: Groups) -> None:
     """Reads the LightningModule, by which LightningCLI fills in what is not given."""
-    module = part_of_module(groups.reader, groups.config)
+    module = networks.part_of_module(groups.reader, groups.config)
     if module is not WRONG:
         groups.module = module
         groups.config = as_lightning_trains(groups.config, module.target)
@@ -384,7 +376,7 @@ def read_network(groups: Groups) -> None:
     module = groups.module
     if module is not None and takes(module, "model") and not (module.name and groups.config.get("model") is None):
         given = with_class(groups.config, "model", complete=groups.merged.complete)
-        network = part_of_network(groups.reader, given, groups.facts)
+        network = networks.part_of_network(groups.reader, given, groups.facts)
         groups.network = None if network is WRONG else network
 
 

@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torchmetrics import Metric
 
 from vit_lightning.config.adapters import ADAPTERS
 from vit_lightning.config.files import flatten, options_of, word
 from vit_lightning.config.from_weights import Trained
-from vit_lightning.config.networks import network_from
+from vit_lightning.config.networks import network_from, of_option
 from vit_lightning.config.options import Resume, Settings
-from vit_lightning.config.own_files import where
 from vit_lightning.config.typed import Part, Place, Reader, made
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.training.fine_tuning import freeze_backbone
 from vit_lightning.training.losses import Teacher
@@ -91,10 +88,8 @@ class Experiment:
             replaced: arguments to use in place of those of the config, of which nothing is made.
         """
         given = {key: value for key, value in self.trainer_part.arguments.items() if key not in (replaced or {})}
-        try:
+        with of_option("trainer"):
             return {**made(given), **(replaced or {})}
-        except (ValueError, TypeError, OSError, RuntimeError, ImportError, MisconfigurationException) as fault:
-            raise UserError(f"trainer: {where(fault) or ' '.join(str(fault).split())}") from fault
 
     def to_yaml(self) -> str:
         """Returns a config file that repeats the run."""

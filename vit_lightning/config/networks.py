@@ -128,22 +128,30 @@ def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def problems_into(reader: Reader, key: str) -> Iterator[None]:
-    """Adds what a part of the config finds wrong when it is made to the other problems.
+def of_option(key: str) -> Iterator[None]:
+    """Turns what a part of the config finds wrong when it is made into a UserError that begins with its option.
 
     Args:
-        reader: gets the problems.
-        key: option that they begin with; empty where they name it themselves.
+        key: the option; empty where the problems name it themselves.
     """
-    prefix = f"{key}." if key else ""
     try:
         yield
     except UserError as error:
-        reader.problems += [f"{prefix}{text}" for text in error.problems]
+        raise UserError(f"{key}.{text}" if key else text for text in error.problems) from error
     except Exception as fault:
         if (place := where(fault)) is None and not isinstance(fault, FAULTS):
             raise
-        reader.problems.append(f"{key}: {place or ' '.join(str(fault).split())}")
+        raise UserError(f"{key}: {place or one_line(fault)}") from fault
+
+
+@contextlib.contextmanager
+def problems_into(reader: Reader, key: str) -> Iterator[None]:
+    """Adds what a part of the config finds wrong when it is made, see ``of_option``, to the other problems."""
+    try:
+        with of_option(key):
+            yield
+    except UserError as error:
+        reader.problems += error.problems
 
 
 def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
@@ -156,8 +164,8 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
     Raises:
         UserError: its arguments do not fit, or a layer of it is lazy.
     """
-    with torch.random.fork_rng(devices=[]):
-        try:
+    try:
+        with of_option(key), torch.random.fork_rng(devices=[]):
             try:
                 with torch.device("meta"):
                     made = make()
@@ -169,15 +177,8 @@ def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Modul
             lazy = [name for name, weight in made.named_parameters() if is_lazy(weight)]
             refuse([f"{name} has no size before a first batch ({way_out})" for name in lazy[:1]])
             return made
-        except UserError as error:
-            raise UserError(f"{key}.{text}" for text in error.problems) from error
-        except Exception as fault:
-            place = where(fault)
-            if place is None and not isinstance(fault, FAULTS):
-                raise
-            raise UserError(f"{key}: {place or one_line(fault)}") from fault
-        finally:
-            empty_caches()
+    finally:
+        empty_caches()
 
 
 def needs_numbers(fault: Exception) -> bool:
@@ -221,7 +222,7 @@ def network_in_file(config: Mapping[str, Any], folder: Path | None = None) -> nn
 
 
 _OF_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
-FAULTS = (*_OF_VALUES, OSError, RuntimeError, MisconfigurationException)
+FAULTS = (*_OF_VALUES, OSError, RuntimeError, ImportError, MisconfigurationException)
 """Errors of classes of others about their arguments."""
 
 FILLED_IN = ("network", *FACTS)
