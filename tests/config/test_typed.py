@@ -16,7 +16,7 @@ from torch import nn
 
 from vit_lightning import MSSA, MultiHeadAttention, UserError
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import WRONG, Part, Place, Reader
+from vit_lightning.config.typed import Part, Place, Reader
 
 
 class Colour(Enum):
@@ -180,7 +180,7 @@ def test_a_factory_gets_the_arguments_that_it_has_by_name_or_all_in_their_order(
 def test_arguments_that_would_fall_on_others_are_refused(target, monkeypatch):
     monkeypatch.setattr("vit_lightning.config.typed.find_class", lambda name: target)
     reader = Reader()
-    assert reader.part(Place(None, partial, 4), "my.Part", "block", like) is WRONG
+    assert reader.part(Place(None, partial, 4), "my.Part", "block", like) is None
     assert "block.class_path=my.Part gets width, heads, norm, rate as its first arguments" in reader.problems[0]
 
 

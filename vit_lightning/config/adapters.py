@@ -26,7 +26,7 @@ from vit_lightning.config.names import HOMES
 from vit_lightning.config.options import BESIDE_OTHER_CLASS
 from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import Option, Signature, signature_of
-from vit_lightning.config.typed import WRONG, Adapter, Found, Reader
+from vit_lightning.config.typed import Adapter, Found, Part, Reader
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.per_image import PerImage, seeded
@@ -60,7 +60,7 @@ Join = Callable[[Any, dict[str, Any], dict[str, Any]], Any]
 
 def _joined(
     reader: Reader, found: Found, theirs: Options, ours: Options, path: str, join: Join, both: Collection[str] = ()
-) -> Any:
+) -> Part | None:
     """Returns a class of others, with its arguments and our options, in the place of one of ours; theirs come first."""
 
     def call(target: Any, /, **given: Any) -> Any:
@@ -77,7 +77,7 @@ def given_alone(options: Options) -> Options:
     return {name: option if option.required else option._replace(passed_on=True) for name, option in options.items()}
 
 
-def _data(reader: Reader, found: Found, path: str) -> Any:
+def _data(reader: Reader, found: Found, path: str) -> Part | None:
     """Returns a dataset or a data module of others as our data."""
 
     def join(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> ImageData:
@@ -96,20 +96,20 @@ def _data(reader: Reader, found: Found, path: str) -> Any:
         text = f"{found.name} has loaders of its own, and takes a network, which follows from the data"
         instead = "give data.class_path, a LightningDataModule with these loaders"
         reader.problems.append(f"data is missing: {text} ({instead})")
-        return WRONG
+        return None
     theirs = theirs if has_loaders else given_alone(theirs)  # as under module
     for key in () if is_module else {"train", "split"} & theirs.keys():  # it is made once for each split
         theirs[key] = theirs[key]._replace(passed_on=True)
     return _joined(reader, found, theirs, ours, path, join, ("num_classes",))
 
 
-def _augmentation(reader: Reader, found: Found, path: str) -> Any:
+def _augmentation(reader: Reader, found: Found, path: str) -> Part | None:
     """Returns a transform of single images as an augmentation of ours."""
     theirs = given_alone(signature_of(found.target, 0 if inspect.isclass(found.target) else 1).options)
     return _joined(reader, found, theirs, {}, path, lambda target, theirs, _: PerImage(target, theirs or None))
 
 
-def _schedule(reader: Reader, found: Found, path: str) -> Any:
+def _schedule(reader: Reader, found: Found, path: str) -> Part | None:
     """Returns a scheduler of torch, or a function of done and of all steps, as a schedule."""
     is_class, rule = inspect.isclass(found.target), ""
     if is_class and not issubclass(found.target, LRScheduler):
@@ -118,7 +118,7 @@ def _schedule(reader: Reader, found: Found, path: str) -> Any:
         rule = "follows a metric, but learning rates are known before the training here (choose cosine, linear or wsd)"
     if rule:
         reader.problems.append(f"{path}.class_path={found.name} {rule}")
-        return WRONG
+        return None
     theirs = signature_of(found.target, 1 if is_class else 2).options
     return _joined(reader, found, theirs, {"interval": INTERVAL}, path, _own_schedule)
 
@@ -136,10 +136,10 @@ ADAPTERS: dict[Any, Adapter] = {ImageData: _data, Augmentation: _augmentation, O
 """What makes a part of a class of others, by the class of ours, or of torch, in whose place it stands."""
 
 
-def read_loss(reader: Reader, given: Any) -> Any:
+def read_loss(reader: Reader, given: Any) -> Part | None:
     """Returns the loss of a config: our options, or a class or function of logits and targets."""
     if (found := reader.find(LossConfig, given, "loss")) is None:
-        return WRONG
+        return None
     name, target, arguments = found
     ours = signature_of(LossConfig)
     if not name:
@@ -176,10 +176,10 @@ def _own_loss(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnL
     return OwnLoss(bound if inspect.isclass(target) else lambda: bound, name=target.__name__)
 
 
-def read_optimizer(reader: Reader, given: Any) -> Any:
+def read_optimizer(reader: Reader, given: Any) -> Part | None:
     """Returns the optimizer of a config: our options, in the place of some of which a class of others may stand."""
     if (found := reader.find(OptimizerConfig, given, "optimizer")) is None:
-        return WRONG
+        return None
     name, target, arguments = found
     ours = signature_of(OptimizerConfig).options | {"schedule": SCHEDULE}
     if not name:
@@ -274,7 +274,7 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
         arguments.setdefault("num_classes", classes)
     ours = {"name": Option("name", str, short), "goal": Option("goal", Goal | None, goal)}
     part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: kind(**given))
-    if part is WRONG:
+    if part is None:
         return None
     name = part.arguments.get("name", short)
     if name in METRICS or not name.isidentifier() or hasattr(nn.ModuleDict, name):

@@ -26,7 +26,7 @@ from vit_lightning.config.networks import CONFIGURED, empty_network, make_teache
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.together import RULES, Groups
-from vit_lightning.config.typed import WRONG, Part, Place, Reader, plain, unknown
+from vit_lightning.config.typed import Part, Place, Reader, plain, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
 from vit_lightning.errors import UserError
@@ -124,10 +124,9 @@ def is_general_option(command: str, key: str) -> bool:
 
 def read_module(groups: Groups) -> None:
     """Reads the LightningModule, by which LightningCLI fills in what is not given."""
-    module = networks.part_of_module(groups.reader, groups.config)
-    if module is not WRONG:
-        groups.module = module
-        groups.config = as_lightning_trains(groups.config, module.target)
+    groups.module = networks.part_of_module(groups.reader, groups.config)
+    if groups.module is not None:
+        groups.config = as_lightning_trains(groups.config, groups.module.target)
 
 
 def read_data(groups: Groups) -> None:
@@ -267,9 +266,9 @@ def _without_consequences(problems: Sequence[str]) -> list[str]:
     return [text for text in problems if " must be " in text or not begins or not text.startswith(begins)]
 
 
-def _made_data(reader: Reader, part: Any) -> ImageData | None:
+def _made_data(reader: Reader, part: Part | None) -> ImageData | None:
     """Returns the data; where values are refused, with those of its defaults, so that all else can be checked."""
-    for _ in range(3 if isinstance(part, Part) else 0):
+    for _ in range(3 if part is not None else 0):
         before = len(reader.problems)
         data: ImageData | None = _make(reader, "data", part)
         wrong = {text.split("=")[0].split(".")[1] for text in reader.problems[before:] if text.startswith("data.")}
@@ -279,9 +278,9 @@ def _made_data(reader: Reader, part: Any) -> ImageData | None:
     return None
 
 
-def _make(reader: Reader, key: str, part: Any) -> Any:
+def _make(reader: Reader, key: str, part: Part | None) -> Any:
     """Returns what is made of a part; None, with its problems, if it cannot be made."""
-    if part is not WRONG and part is not None and reader.complete:
+    if part is not None and reader.complete:
         with problems_into(reader, key):
             return part.make()
     return None
@@ -299,25 +298,25 @@ def read_settings(groups: Groups) -> None:
     loss = with_class_weights(reader, config.get("loss"), groups.data)
     for key, default in Settings()._asdict().items():
         part = _read_settings(reader, key, type(default), loss if key == "loss" else config.get(key))
-        if key == "checkpoint" and part is not WRONG:
+        if key == "checkpoint" and part is not None:
             part = _with_mode(part, groups)
         groups.setting_parts[key], groups.settings[key] = part, _make(reader, key, part)
 
 
-def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Any:
+def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Part | None:
     """Returns a group of settings; of loss and optimizer also a class of others in its place."""
     given, options = {} if given is None else given, signature_of(kind).options
     if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):
         name = options.get("name")
         meant = f"; did you mean {key}.name={given}?" if name is not None and given in get_args(name.kind) else ""
         reader.problems.append(f"{key}={given}: give its options ({', '.join(options)}){meant}")
-        return WRONG
+        return None
     if key in OWN_GROUPS:
         return OWN_GROUPS[key](reader, given)
     if "class_path" in given:
         text = f"{key} takes no class (choose {', '.join(options)})"
         reader.problems.append(f"{key}.class_path={given['class_path']}: {text}")
-        return WRONG
+        return None
     return reader.part(Place(kind), given, key)
 
 
@@ -376,8 +375,7 @@ def read_network(groups: Groups) -> None:
     module = groups.module
     if module is not None and takes(module, "model") and not (module.name and groups.config.get("model") is None):
         given = with_class(groups.config, "model", complete=groups.merged.complete)
-        network = networks.part_of_network(groups.reader, given, groups.facts)
-        groups.network = None if network is WRONG else network
+        groups.network = networks.part_of_network(groups.reader, given, groups.facts)
 
 
 def try_module(groups: Groups) -> None:

@@ -134,7 +134,8 @@ def hint_of_class(name: str, base: Any, home: str) -> str:
     if found:
         return f" (did you mean {module}{'.' if module else ''}{found[0]}?)"
     folders = f"; searched: installed packages, {searched()}" if module and searched() else ""
-    return f" ({f'choose {chr(44).join(ours)} or '.replace(',', ', ') if ours else ''}give module.Class{folders})"
+    choices = f"choose {', '.join(ours)} or " if ours else ""
+    return f" ({choices}give module.Class{folders})"
 
 
 def own_classes(base: Any) -> list[str]:

@@ -23,7 +23,7 @@ from vit_lightning.config.foreign import lacks_optimizer
 from vit_lightning.config.names import near
 from vit_lightning.config.own_files import empty_caches, files_of, where
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import WRONG, Part, Place, Reader
+from vit_lightning.config.typed import Part, Place, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import refuse
@@ -47,7 +47,7 @@ def data_facts(data: ImageData) -> dict[str, Any]:
 
 
 def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) -> Any:
-    """Returns the network of a config, with the facts that it has arguments for; ``WRONG`` if it cannot be made.
+    """Returns the network of a config, with the facts that it has arguments for; None if it cannot be made.
 
     Args:
         reader: the reader.
@@ -55,11 +55,11 @@ def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None)
         facts: facts of the data; None where they are not known.
     """
     if (found := reader.find(nn.Module, given, "model")) is None:
-        return WRONG
+        return None
     name, target, arguments = found
     if inspect.isclass(target) and not issubclass(target, nn.Module):
         reader.problems.append(f"model.class_path={name} must be a network, a torch.nn.Module")
-        return WRONG
+        return None
     signature = signature_of(target)
     known = {*signature.options, *names_of_timm(target, arguments)}
     names = {fact: fact for fact in FACTS} | (TIMM_NAMES if name.startswith("timm.") else {})
@@ -73,9 +73,9 @@ def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None)
         signature = signature._replace(options=given_alone(signature.options))
     provided = FACTS if facts is None else ()
     part = reader.made_of(found, signature, "model", provided=provided)
-    found_problems = problems_of_library(part) if isinstance(part, Part) else []
+    found_problems = problems_of_library(part) if part is not None else []
     reader.problems += found_problems
-    return WRONG if found_problems else part
+    return None if found_problems else part
 
 
 def problems_of_library(part: Part) -> list[str]:
@@ -237,17 +237,17 @@ def filled_in(kind: type[LightningModule]) -> list[str]:
     return [name for name in names if name in signature_of(kind).options]
 
 
-def part_of_module(reader: Reader, config: Config) -> Any:
-    """Returns the module of a merged config; ``WRONG`` if it cannot be made."""
+def part_of_module(reader: Reader, config: Config) -> Part | None:
+    """Returns the module of a merged config; None if it cannot be made."""
     if config.get("module") is None:
         return Part(ViTClassifier, {})
     if (found := reader.find(LightningModule, config["module"], "module")) is None:
-        return WRONG
+        return None
     name, kind, arguments = found
     if not (inspect.isclass(kind) and issubclass(kind, LightningModule)):
         text = "must be a LightningModule, such as a subclass of ViTClassifier"
         reader.problems.append(f"module.class_path={name} {text}")
-        return WRONG
+        return None
     signature, filled = signature_of(kind), filled_in(kind)
     for fact in [fact for fact in FACTS if fact in filled]:  # compared with the data when there is any
         arguments.pop(fact, None)

@@ -200,7 +200,7 @@ class Found(NamedTuple):
     arguments: dict[str, Any]
 
 
-Adapter = Callable[["Reader", Found, str], Any]
+Adapter = Callable[["Reader", Found, str], Part | None]
 """Returns the part of a class of others at a place of ours: reader, class, key."""
 
 
@@ -300,9 +300,9 @@ class Reader:
         if kind is Tensor and not (isinstance(given, str) and can_be_class(given)):
             return self._tensor(given, path)
         if (place := place_of(kind)) is not None:
-            return self.part(place, given, path, default)
+            return self.part(place, given, path, default) or WRONG
         if isinstance(given, Mapping) and "class_path" in given:
-            return self.part(Place(), given, path)
+            return self.part(Place(), given, path) or WRONG
         if isinstance(given, Mapping):
             return {key: self.value(Any, item, f"{path}.{key}") for key, item in given.items()}
         if isinstance(given, list | tuple):
@@ -312,7 +312,7 @@ class Reader:
     def _tensor(self, given: Any, path: str) -> Any:
         """Returns numbers as a tensor, or the class that a config names in their place."""
         if isinstance(given, Mapping):
-            return self.part(Place(Tensor), given, path)
+            return self.part(Place(Tensor), given, path) or WRONG
         try:
             numbers = _floats(given)
             torch.tensor(numbers)  # refuses lists of several lengths
@@ -350,7 +350,7 @@ class Reader:
         return self._refused(kind, given, path)
 
     def part(self, place: Place, given: Any, path: str, default: Any = REQUIRED) -> Any:
-        """Returns the class that a config names at a place, with its arguments; ``WRONG`` if it cannot be made.
+        """Returns the class that a config names at a place, with its arguments; None if it cannot be made.
 
         Args:
             place: the place.
@@ -359,20 +359,20 @@ class Reader:
             default: the class that need not be named.
         """
         if (found := self.find(place.base, given, path, default)) is None:
-            return WRONG
+            return None
         name, target, _ = found
         base, is_class = place.base, inspect.isclass(target)
         if name and base in self.adapters and base is not None and not (is_class and issubclass(target, base)):
             return self.adapters[base](self, found, path)
         if is_class and base is not None and (not issubclass(target, base) or inspect.isabstract(target)):
             self.problems.append(f"{path}.class_path={name} must be a {base.__name__}")
-            return WRONG
+            return None
         call = operator.call if place.call is partial and is_class and base is None else place.call
         leading = (place.leading or 0) if call is partial else 0
         names, problem = _first_arguments(target, default, leading) if leading else ({}, "")
         if problem:
             self.problems.append(f"{path}.class_path={name} {problem}")
-            return WRONG
+            return None
         signature = signature_of(target, 0 if names else leading)
         signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
         provided = signature.options if call is itself or place.leading is None else ()
@@ -386,12 +386,12 @@ class Reader:
         path: str,
         call: Callable[..., Any] = operator.call,
         provided: Collection[str] = (),
-    ) -> Any:
-        """Returns a class with its arguments; ``WRONG`` if it lacks some."""
+    ) -> Part | None:
+        """Returns a class with its arguments; None if it lacks some."""
         options, others = signature.options, signature.others
         values = self.arguments(options, found.arguments, path, of=found.name, provided=provided, others=others)
         lacking = {*signature.required} - {*values, *provided}
-        return WRONG if lacking else Part(found.target, values, found.name, call)
+        return None if lacking else Part(found.target, values, found.name, call)
 
     def find(self, base: type | None, given: Any, path: str, default: Any = REQUIRED) -> Found | None:
         """Returns the class or function that a config names; None, with a problem, if there is none.
