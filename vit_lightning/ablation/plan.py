@@ -20,7 +20,7 @@ from vit_lightning.classes import differences
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, find_config, read_config, word
-from vit_lightning.config.help import Option, explained, options_of
+from vit_lightning.config.help import HelpItem, explained, help_items
 from vit_lightning.config.names import near
 from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
@@ -225,11 +225,11 @@ def plan_help() -> str:
     return "\n".join(explained(option).replace("--", "", 1) for option in plan_options())
 
 
-def plan_options() -> list[Option]:
+def plan_options() -> list[HelpItem]:
     """Returns the options of a plan's file, those of its groups with dotted names."""
     found = []
     for prefix, kind in {"": PlanFile, **{f"{key}.": kind for key, kind in GROUPS.items()}}.items():
-        options = options_of(kind)
+        options = help_items(kind)
         found += [option._replace(name=f"{prefix}{option.name}") for option in options]
     return [option for option in found if option.name not in NOT_GIVEN]
 

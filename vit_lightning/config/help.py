@@ -68,7 +68,7 @@ NOT_USED |= {"pictures_every_n_epochs", "watchdog_minutes"}
 """General options that only commands that train use."""
 
 
-class Option(NamedTuple):
+class HelpItem(NamedTuple):
     """One option of a class, in words."""
 
     name: str
@@ -111,18 +111,18 @@ def help_text(command: str, summary: str, function: Callable[..., Any], argument
     lines = [usage, "", *_wrapped(INTRODUCTION, ""), *_wrapped(more, ""), "", "general:"]
     lines += [_line("", option) for option in general.values()]
     for group, kind in groups.items():
-        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in options_of(kind))]
+        lines += ["", f"{group}:", *(_line(f"{group}.", option) for option in help_items(kind))]
     if instead:
         lines += ["", "in place of all these:", *map(explained, own)]
     return "\n".join(lines)
 
 
-def command_options(function: Callable[..., Any]) -> list[Option]:
+def command_options(function: Callable[..., Any]) -> list[HelpItem]:
     """Returns a command's own options, with hyphens; the experiment is made of those of a config."""
     target = called_with(function)
     words = [name for name, one in inspect.signature(target).parameters.items() if one.kind is one.VAR_POSITIONAL]
-    found = [Option(f"*{name}", "path", "", _texts(target)[f"*{name}"]) for name in words]
-    found += [option for option in options_of(target) if option.name != "experiment"]
+    found = [HelpItem(f"*{name}", "path", "", _texts(target)[f"*{name}"]) for name in words]
+    found += [option for option in help_items(target) if option.name != "experiment"]
     return [option._replace(name=option.name.replace("_", "-")) for option in found]
 
 
@@ -149,16 +149,16 @@ def option_groups() -> dict[str, Any]:
     return {**classes, **{key: type(one) for key, one in Settings()._asdict().items()}, "trainer": Trainer}
 
 
-def general_options(command: str) -> list[Option]:
+def general_options(command: str) -> list[HelpItem]:
     """Returns the options that belong to no group."""
-    found = [Option("config", "path", "", "config file; several are merged in order, and flags come last")]
+    found = [HelpItem("config", "path", "", "config file; several are merged in order, and flags come last")]
     if command == "fit":
         text = "option that may differ from that of the resumed run, such as optimizer.lr; may be repeated"
-        found.append(Option("allow-config-change", "string", "", text))
-    found += options_of(RunOptions)
+        found.append(HelpItem("allow-config-change", "string", "", text))
+    found += help_items(RunOptions)
     if command in TRAINED:
-        found.append(Option("ckpt", "string", "", CKPT + WITH_IMAGES * (command == "predict")))
-    found += options_of(ConfigOptions)
+        found.append(HelpItem("ckpt", "string", "", CKPT + WITH_IMAGES * (command == "predict")))
+    found += help_items(ConfigOptions)
     unused = NOT_USED if command in USED else {"resume"} if command != "fit" else set()
     unused = unused | ({"compile"} if command not in COMPILES else set())
     return [option for option in found if option.name not in unused]
@@ -179,16 +179,16 @@ def _in_full(group: str, value: str, flags: Sequence[tuple[str, str]]) -> str:
         kind = found.target if found is not None else kind
     about = _plain((inspect.getdoc(kind) or "").partition("\n\n")[0])
     lines = [f"{group}: {kind.__name__}", *_wrapped(about, ""), ""]
-    return "\n".join([*lines, *(explained(option, f"{group}.") for option in options_of(kind))])
+    return "\n".join([*lines, *(explained(option, f"{group}.") for option in help_items(kind))])
 
 
-def explained(option: Option, prefix: str = "") -> str:
+def explained(option: HelpItem, prefix: str = "") -> str:
     """Returns an option with its whole explanation."""
     name = f"{option.name[1:].upper()} ..." if option.name.startswith("*") else f"--{prefix}{option.name}"
     return "\n".join([*_wrapped(f"{name}{option.value}", "  "), *_wrapped(option.text, " " * 8)])
 
 
-def options_of(target: Any) -> list[Option]:
+def help_items(target: Any) -> list[HelpItem]:
     """Returns the arguments of a class or a function in the words of its docstring, or of the base that has them."""
     options, more = (trainer_options(), OF_TRAINER) if target is Trainer else (signature_of(target).options, {})
     texts, found = _texts(target), []
@@ -198,7 +198,7 @@ def options_of(target: Any) -> list[Option]:
         choices = [one for base in _classes(option.kind) for one in own_classes(base)]
         text = f"{text.rstrip('.')}: {', '.join(choices)}." if choices else text
         kind = " | ".join(dict.fromkeys(_kinds(option.kind)))
-        found.append(Option(name, kind, _shown(option.default), text))
+        found.append(HelpItem(name, kind, _shown(option.default), text))
     return found
 
 
@@ -251,7 +251,7 @@ def _kinds(kind: Any) -> Iterator[str]:
         yield WORDS.get(kind, "class")
 
 
-def _line(prefix: str, option: Option) -> str:
+def _line(prefix: str, option: HelpItem) -> str:
     """Returns the line of one option: its first sentence, cut where the line ends."""
     left = f"  --{prefix}{option.name}{option.value}"
     left = left if len(left) < WIDTH - 4 else left[: WIDTH - 8].rpartition(" ")[0]
