@@ -18,7 +18,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from vit_lightning.config.files import Config, as_flag, as_map, flatten, word
 from vit_lightning.config.foreign import takes_no_network
 from vit_lightning.config.merge import merge
-from vit_lightning.config.names import class_of, find_class, full_name, is_same_class
+from vit_lightning.config.names import class_of, is_same_class
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.options import DEFAULT_CLASSES, RunOptions
 from vit_lightning.config.own_files import also_search
@@ -249,7 +249,7 @@ def with_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeigh
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
         also_search(folder)
-    for_vit = not named or find_class(full_name(named[-1])) is ViT
+    for_vit = not named or class_of(named[-1]) is ViT
     initial = initial.described(for_vit=for_vit, heads=heads)
     return initial, [{"model": flatten(initial.model)}, *sources]
 
