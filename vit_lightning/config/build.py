@@ -266,7 +266,7 @@ def _without_consequences(problems: Sequence[str]) -> list[str]:
     return [text for text in problems if " must be " in text or not begins or not text.startswith(begins)]
 
 
-def _made_data(reader: Reader, part: Part | None) -> ImageData | None:
+def _made_data(reader: Reader, part: Any) -> ImageData | None:
     """Returns the data; where values are refused, with those of its defaults, so that all else can be checked."""
     for _ in range(3 if part is not None else 0):
         before = len(reader.problems)
@@ -303,7 +303,7 @@ def read_settings(groups: Groups) -> None:
         groups.setting_parts[key], groups.settings[key] = part, _make(reader, key, part)
 
 
-def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Part | None:
+def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Any:
     """Returns a group of settings; of loss and optimizer also a class of others in its place."""
     given, options = {} if given is None else given, signature_of(kind).options
     if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):

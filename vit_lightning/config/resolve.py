@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from vit_lightning.config.build import build
@@ -77,16 +77,16 @@ def merge_all(
     names = [value for key, value in flags if key == "config"]
     problems: list[str] = []
     sources: list[Config] = []
-    for read in (
-        *(functools.partial(_read, name) for name in names),
-        lambda: _with_files(config_of_flags(flags), Path()),
-    ):
+    given: list[Callable[[], Config]] = [functools.partial(_read, name) for name in names]
+    given.append(lambda: _with_files(config_of_flags(flags), Path()))
+    for read in given:
         try:
             sources.append(as_ours(read(), problems))
         except UserError as error:
             problems += error.problems
     complete = len(sources) > len(names)
-    trained, initial, configs = None, None, sources
+    trained, initial = None, None
+    configs: Sequence[Config] = sources
     if command in TRAINED:
         trained, configs = with_checkpoint(flags, sources, facts, trust=trust)
     else:
