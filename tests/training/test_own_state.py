@@ -303,6 +303,53 @@ def test_layers_that_are_made_late_and_a_part_of_the_weights_are_restored_as_in_
     assert min(found) > 0.5  # a network of other weights has 0.1
 
 
+RATES = """
+from torch.optim import lr_scheduler as schedules
+
+class Rated(Logging):
+    def __init__(self, lr: float = 0.1, every: int = 5, kind: str = ""):
+        super().__init__()
+        self.lr, self.every, self.kind = lr, every, kind
+    def configure_optimizers(self):
+        sgd = SGD(self.layer.parameters(), self.lr)
+        makers = {
+            "step": lambda: schedules.StepLR(sgd, self.every, 0.5),
+            "warm": lambda: schedules.LambdaLR(sgd, lambda step: min(1, (step + 1) / self.every)),
+            "two": lambda: schedules.SequentialLR(
+                sgd, [schedules.ConstantLR(sgd, 0.5, 10), schedules.StepLR(sgd, 1, 0.5)], [self.every]
+            ),
+        }
+        return [sgd], [{"scheduler": makers[self.kind](), "interval": "step"}] if self.kind else []
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "expected"),
+    [
+        ("", {"lr": 0.02}, [0.02] * 5),
+        ("step", {"lr": 0.02}, [0.02, 0.01, 0.01, 0.01, 0.01]),
+        ("step", {"every": 3}, [0.1, 0.1, 0.05, 0.05, 0.05]),
+        *(
+            pytest.param(*given, marks=pytest.mark.full)
+            for given in (
+                ("warm", {"lr": 0.02}, [0.02, 0.02, 0.02, 0.02, 0.02]),
+                ("two", {"lr": 0.02}, [0.01, 0.02, 0.01, 0.005, 0.0025]),
+            )
+        ),
+    ],
+)
+def test_a_rate_or_schedule_that_a_resumed_module_is_given_holds(in_folder, kind, change, expected):
+    """PL#12118, PL#4044, PL#19865: those of the checkpoint were used, and config.yaml had the new ones."""
+    (in_folder / "rated.py").write_text(LOGGING + RATES)
+    flags = [flag for flag in RUN if not flag.startswith(("--model", "--trainer.max_epochs"))]
+    with killed_after(4):
+        main([*flags, "--trainer.max_steps=9", f"--module={{class_path: rated.Rated, kind: '{kind}'}}", "--out=run"])
+    given = [f"--module.{name}={value}" for name, value in change.items()]
+    assert main(["fit", "--resume=run", *given, "--allow-config-change=module"]) == 0
+    rates = {row["step"]: row["lr"] for row in read_metrics("run") if "lr" in row}
+    assert [rates[step] for step in range(4, 9)] == pytest.approx(expected)
+
+
 BY_HAND = """
 import os, signal
 from lightning.pytorch import Callback

@@ -61,6 +61,7 @@ from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
 from vit_lightning.training.mae import MAE
 from vit_lightning.training.monitor import FiniteGuard, Monitor
+from vit_lightning.training.optim import ConfiguredGroups
 from vit_lightning.training.own_state import OwnState
 from vit_lightning.training.resources import forward_flops, free_memory, keep_freed_memory, peak_memory_mb
 
@@ -161,6 +162,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     callbacks = [
         Start(experiment, wandb.start),  # before the random numbers of a step are seeded
         OwnState(),  # before the user's callbacks are set up
+        *([] if isinstance(module, ViTClassifier) else [ConfiguredGroups()]),
         StepSeeds(experiment.seed),
         guard,
         LearningRate(),

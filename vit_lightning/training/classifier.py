@@ -133,7 +133,7 @@ class ViTClassifier(ConfiguredOptimizer):
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
-        self.configured_groups = ConfiguredGroups(self.optimizer_config.arguments)
+        self.configured_groups = ConfiguredGroups()
         self.distillation, self._loss_in_bar = distillation, True
         self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         plain = nn.CrossEntropyLoss()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import pickle
@@ -121,11 +122,6 @@ class OptimizerConfig:
             f"{name}={getattr(self, name)} does nothing for {why}" for name, why in reasons.items() if changed(name)
         ]
 
-    @property
-    def arguments(self) -> Collection[str] | None:
-        """Arguments of the optimizer that a resumed run takes from the config; None for all values of its groups."""
-        return None
-
     def count_warmup(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the warm-up."""
         steps = self.warmup_steps or (self.warmup_fraction or 0.0) * total_steps or self.warmup_epochs * steps_per_epoch
@@ -146,11 +142,6 @@ class OwnOptimizerConfig(OptimizerConfig):
     make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None
     own_arguments: tuple[str, ...] = ()
     own_schedule: OwnSchedule | None = None
-
-    @property
-    def arguments(self) -> Collection[str] | None:
-        # an optimizer may keep other numbers in its groups, which belong to its state
-        return None if self.make is None else {"lr", "initial_lr", "weight_decay", "lr_scale", *self.own_arguments}
 
     def problems(self, groups: list[dict[str, Any]]) -> list[str]:
         """Returns the reasons for which these groups cannot be trained or a run not resumed, found on a few weights."""
@@ -331,41 +322,48 @@ def _own_factors(config: OptimizerConfig, lr: float, steps: int, steps_per_epoch
 
 
 class ConfiguredGroups(Callback):
-    """Callback that gives a resumed run learning rates and weight decay of the config, where these have been changed.
+    """Callback that gives a resumed run what its config has changed in parameter groups and schedules, and no more."""
 
-    Args:
-        names: values of the parameter groups that it restores, by default all.
-    """
-
-    def __init__(self, names: Collection[str] | None = None) -> None:
-        self._names = names
-        self._configured: list[tuple[LambdaLR, list[dict[str, Any]]]] = []
-        self._before: list[list[dict[str, Any]]] = []
+    def __init__(self) -> None:
+        self._configured: dict[str, dict[str, Any]] = {}
+        self._before: dict[str, dict[str, Any]] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"groups": [groups for _, groups in self._configured]}
+        return {"configured": self._configured}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._before = state_dict["groups"]
+        self._before = state_dict["configured"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self._configured = [
-            (schedule, [self._restored(group) for group in schedule.optimizer.param_groups])
-            for schedule in schedules
-            if isinstance(schedule, LambdaLR)
-        ]
-
-    def _restored(self, group: dict[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in group.items() if k != "params" and (self._names is None or k in self._names)}
+        self._configured = copy.deepcopy({place: state for place, (state, _) in _values(trainer).items()})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._before in ([], [groups for _, groups in self._configured]):
+        if self._before in ({}, self._configured):
             return  # what another callback has made of them stays
-        for schedule, groups in self._configured:
-            schedule.base_lrs = [group["initial_lr"] for group in groups]
-            for group, own, factor in zip(schedule.optimizer.param_groups, groups, schedule.lr_lambdas, strict=True):
-                group.update(own, lr=own["initial_lr"] * factor(schedule.last_epoch))
+        for place, (state, values) in _values(trainer).items():
+            before, own = self._before.get(place, {}), self._configured.get(place, {})
+            changed = {name: value for name, value in own.items() if name in before and value != before[name]}
+            if base := next((name for name in ("initial_lr", "lr") if name in changed), None):
+                changed["lr"] = own[base] * (state["lr"] / before[base])  # a schedule has come further
+            values.update(changed)
+        for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
+            if isinstance(schedule, LambdaLR):  # of which the function may have changed
+                for group, lr, factor in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                    group["lr"] = lr * factor(schedule.last_epoch)
+
+
+def _values(trainer: Trainer) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Returns each parameter group and schedule, by place: what of it is plain data, and where that is kept."""
+    groups = {f"{i}.{j}": group for i, one in enumerate(trainer.optimizers) for j, group in enumerate(one.param_groups)}
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    schedules += [inner for schedule in schedules for inner in getattr(schedule, "_schedulers", ())]
+    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {place: (group, group) for place, group in groups.items()}
+    found |= {f"schedule {k}": (one.state_dict(), vars(one)) for k, one in enumerate(schedules)}
+    parts = ("params", "_schedulers", "lr_lambdas", "_last_lr")
+    return {
+        place: ({name: value for name, value in state.items() if name not in parts}, values)
+        for place, (state, values) in found.items()
+    }
 
 
 def group_problems(network: nn.Module, config: OptimizerConfig) -> list[str]:
