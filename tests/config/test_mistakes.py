@@ -157,7 +157,7 @@ FILES = {
     "fit images.yaml --data.root=nowhere": "data.root=nowhere is not a folder",
     "fit images.yaml --data.root=flat": "data.root=flat ... two folders, one for each class, found 0",
     "fit images.yaml --data.root=hollow": "hollow/train/b holds no images",
-    "fit images.yaml --data.root=extra": "extra/val/z is a class that is not in training",
+    "fit images.yaml --data.root=extra": "extra/val/z is a class that is not in training (move it away; images without",
 }
 KEYS = {
     "fit digits.yaml --epochs=3 --lr=1 --model-depth=3 --sede_everything=3": [

@@ -91,6 +91,10 @@ def test_what_holds_no_images_is_named_with_the_way_out(tmp_path):
         error.value.problems, ("ant holds no images (left out 2 .heic)", "bee holds no images"), strict=True
     ):
         assert problem.startswith(f"root={root}: {root}/train/{what}: remove it, or put images there (.apng, ")
+    for place in ("images/001.albatross", "images/002.auklet", "attributes"):  # CUB-200-2011: SHI-Labs#5, cs-kd#5
+        write_images(tmp_path / "birds" / place, 2 * place.startswith("images"))
+    with pytest.raises(UserError, match=r"attributes holds no images.*\(is data.root=.*/birds/images meant\?\)$"):
+        ImageFolder(root=tmp_path / "birds").check()
     (tmp_path / "packed").mkdir()
     for name in ("photos.zip", "more.tar.gz"):
         (tmp_path / "packed" / name).write_bytes(b"none")
@@ -496,6 +500,10 @@ def test_a_folder_whose_labels_are_in_a_table_names_the_class_that_reads_it(tmp_
     (tmp_path / "train" / "metadata.csv").write_text("file_name,label\n")
     with pytest.raises(UserError, match=r"metadata.csv: data.class_path=HuggingFaceSet with data.path=.* reads it"):
         ImageFolder(root=tmp_path, image_size=8).check()
+    write_images(tmp_path / "flat" / "train", 2)
+    (tmp_path / "flat" / "train.csv").write_text("image_id,label\n")  # fastai#1126: as of Kaggle
+    with pytest.raises(UserError, match=r"labels in a table .*flat/train/metadata.csv, columns file_name and label: "):
+        ImageFolder(root=tmp_path / "flat", image_size=8).check()
 
 
 def test_a_file_that_can_be_read_again_is_told_too(tmp_path):

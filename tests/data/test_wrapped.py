@@ -70,6 +70,26 @@ class Module(Untested):
     test_dataloader = Untested.val_dataloader
 
 
+class Unvalidated(LightningDataModule):
+    num_classes, count = 10, 60
+    setup, train_dataloader, test_dataloader = Untested.setup, Untested.train_dataloader, Module.test_dataloader
+
+
+class Trained(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/acc", (self.layer(batch[0].flatten(1)).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.1)
+
+
 class Chunks(Module):
     calls = 0
 
@@ -189,6 +209,7 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, capsys):
         (["--data=my_scans.Module", "--module=my_scans.Lazy"], "^module.layer.weight has no size before a first batch"),
         (["--data=my_scans.Curriculum"], r"first batch \(needless with data.image_size and .*'current_epoch'"),
         (["--data.class_path=my_scans.Untested"], r"my_scans.Untested has no test_dataloader .*test=false"),
+        (["--data=my_scans.Unvalidated"], r"my_scans.Unvalidated has no val_dataloader .*without a validation_step"),
     ],
 )
 def test_mistakes_are_named_before_training(own, flags, message):
@@ -218,6 +239,12 @@ def test_a_data_module_that_draws_a_split_tests_no_image_that_it_has_trained_on(
 def test_a_data_module_without_test_images_trains_with_test_false(own):
     experiment = resolve([*FLAGS, "--data.class_path=my_scans.Untested", "--test=false", "--trainer.max_steps=1"])
     assert not any(key.startswith("test/") for key in fit(experiment))
+
+
+def test_a_module_without_a_validation_trains_and_is_tested_as_in_lightning(own):
+    flags = [flag for flag in FLAGS if "--model" not in flag]
+    experiment = resolve([*flags, "--data=my_scans.Unvalidated", "--module=my_scans.Trained", "--trainer.max_epochs=9"])
+    assert fit(experiment)["test/acc"] > 0.9
 
 
 def test_an_error_of_a_later_item_names_its_file_and_line(own):

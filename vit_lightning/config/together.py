@@ -129,13 +129,16 @@ def not_taken_by_module(groups: Groups) -> Iterator[str]:
 
 
 def test_of_others(groups: Groups) -> Iterator[str]:
-    """Yields what a test needs and a LightningModule or LightningDataModule of the user's lacks."""
+    """Yields what a validation or test needs and a LightningModule or LightningDataModule of the user's lacks."""
     module, data = groups.module, groups.data
     if groups.command == "test" or (groups.command == "fit" and groups.general.get("test")):
         if module is not None and module.target.test_step is LightningModule.test_step:
             yield f"module.class_path={module.name} has no test_step (give it one, or fit with test=false)"
-        if isinstance(data, WrappedDataModule) and not data.has_test:
+        if isinstance(data, WrappedDataModule) and not data.has("test"):
             yield f"data.{data.title} has no test_dataloader (give it one, or fit with test=false)"
+    validates = module is None or module.target.validation_step is not LightningModule.validation_step
+    if groups.command == "fit" and isinstance(data, WrappedDataModule) and not data.has("val") and validates:
+        yield f"data.{data.title} has no val_dataloader (give it one; a module without a validation_step needs none)"
 
 
 def loss_of_data(groups: Groups) -> Iterator[str]:

@@ -167,7 +167,7 @@ class HuggingFaceSet(ImageSet):
             return self._of_splits(datasets.load_dataset(self.path, self.name, cache_dir=str(self.cache)))
         files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
         if not files:
-            known = "Parquet files, no dataset of save_to_disk and no metadata.csv"
+            known = "Parquet files, no dataset of save_to_disk and no metadata.csv, with columns file_name and label"
             raise UserError(f"path={self.path} holds no {known} (class folders: data.class_path=ImageFolder)")
         if files[0].stem == "metadata":
             return self._of_metadata(datasets, files)

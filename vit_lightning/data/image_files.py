@@ -148,13 +148,19 @@ class ImageFolder(ImageSet):
         names, least = in_order(_class_folders(folder)), 1 if self.wanted else 2
         if len(names) < least:
             text = f"must hold at least two folders, one for each class, found {len(names)}"
-            inside = [self.root / name for name in names if folder == self.root and _class_folders(folder / name)]
-            text += "".join(f" (is data.root={place} meant?)" for place in inside)
+            text += self._meant(folder, names)
             places = (self.root, folder, folder.parent)
-            if tables := [name for name in TABLES if any((place / name).exists() for place in places)]:
-                text += f" ({tables[0]}: data.class_path=HuggingFaceSet with data.path={self.root} reads it)"
+            tables = [name for name in TABLES if any((place / name).exists() for place in places)]
+            if tables or (not names and any(images_in(folder))):
+                table = tables[0] if tables else f"labels in a table {folder / TABLES[0]}, columns file_name and label"
+                text += f" ({table}: data.class_path=HuggingFaceSet with data.path={self.root} reads it)"
             raise UserError(f"root={self.root}: {folder} {text}{_packed(self.root)}")
         return names
+
+    def _meant(self, folder: Path, names: Iterable[str]) -> str:
+        """Returns a hint on folders with class folders in them, of some in the root; empty where there are none."""
+        inside = [folder / name for name in names if folder == self.root and _class_folders(folder / name)]
+        return "".join(f" (is data.root={place} meant?)" for place in inside)
 
     @property
     def notice(self) -> str:
@@ -196,10 +202,12 @@ class ImageFolder(ImageSet):
             for name, places in _class_folders(folder).items():
                 left_out: Counter[str] = Counter()
                 if name not in names:
-                    problems.append(f"root={self.root}: {places[0]} is a class that is not in training")
+                    way_out = f"move it away; images without labels: lightning predict --ckpt RUN {folder}"
+                    problems.append(f"root={self.root}: {places[0]} is a class that is not in training ({way_out})")
                 elif not any(image for place in places for image in images_in(place, left_out)):
                     other = f" ({in_words(left_out)})" if left_out else ""
-                    way_out = f"remove it, or put images there ({', '.join(sorted(suffixes()))})"
+                    meant = self._meant(folder, filter(tells_nothing, names))
+                    way_out = f"remove it, or put images there ({', '.join(sorted(suffixes()))}){meant}"
                     problems.append(f"root={self.root}: {places[0]} holds no images{other}: {way_out}")
         refuse(problems)
 

@@ -299,8 +299,8 @@ class WrappedDataModule(ImageData):
         self.module = module
         for hook in OF_THE_MODULE if isinstance(module, LightningDataModule) else ():
             setattr(self, hook, getattr(module, hook))
-        if missing := [name for name in ("train_dataloader", "val_dataloader") if not is_overridden(name, module)]:
-            raise UserError(f"{self.title} has no {' and no '.join(missing)}")
+        if not self.has("train"):
+            raise UserError(f"{self.title} has no train_dataloader")
         size: Any = image_size or getattr(module, "image_size", None)
         channels = in_channels or getattr(module, "in_channels", None)
         self._trained: list[str] | None = None
@@ -336,10 +336,9 @@ class WrappedDataModule(ImageData):
     def title(self) -> str:
         return f"class_path={name_of(self.module)}"
 
-    @property
-    def has_test(self) -> bool:
-        """Whether the module has test images."""
-        return is_overridden("test_dataloader", self.module)
+    def has(self, split: Split) -> bool:
+        """Whether the module has images of a split."""
+        return is_overridden(f"{split}_dataloader", self.module)
 
     @property
     def notice(self) -> str:
@@ -380,10 +379,13 @@ class WrappedDataModule(ImageData):
         return _made_again_by_attributes(self.module.train_dataloader())
 
     def val_dataloader(self) -> Any:
-        return self._of_trained(self.module.val_dataloader(), "val")
+        return self._of_trained("val")
 
-    def _of_trained(self, loader: Any, split: Split) -> Any:
+    def _of_trained(self, split: Split) -> Any:
         """Returns a loader, or refuses one whose labels stand for other classes than those of training."""
+        if not self.has(split):
+            raise UserError(f"data.{self.title} has no {split}_dataloader")
+        loader = getattr(self.module, f"{split}_dataloader")()
         names = _class_names(getattr(loader, "dataset", None)) or []
         if self._trained and names != self._trained[: len(names)]:
             both = f"has the classes {listed(names)}, that for train {listed(self._trained)}"
@@ -392,9 +394,7 @@ class WrappedDataModule(ImageData):
         return _made_again_by_attributes(loader)
 
     def test_dataloader(self) -> Any:
-        if not self.has_test:
-            raise UserError(f"data.{self.title} has no test_dataloader")
-        return self._of_trained(self.module.test_dataloader(), "test")
+        return self._of_trained("test")
 
     def predict_dataloader(self) -> Any:
         return self.test_dataloader()

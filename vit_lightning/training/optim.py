@@ -348,7 +348,9 @@ class ConfiguredGroups(Callback):
             values.update(changed)
         for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
             if isinstance(schedule, LambdaLR):  # of which the function may have changed
-                for group, lr, factor in zip(schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                for group, lr, factor in zip(
+                    schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+                ):
                     group["lr"] = lr * factor(schedule.last_epoch)
 
 
