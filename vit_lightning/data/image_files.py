@@ -147,8 +147,7 @@ class ImageFolder(ImageSet):
             folder = train
         names, least = in_order(_class_folders(folder)), 1 if self.wanted else 2
         if len(names) < least:
-            text = f"must hold at least two folders, one for each class, found {len(names)}"
-            text += self._meant(folder, names)
+            text = f"must hold at least two folders, one for each class, found {len(names)}{self._meant(folder, names)}"
             places = (self.root, folder, folder.parent)
             tables = [name for name in TABLES if any((place / name).exists() for place in places)]
             if tables or (not names and any(images_in(folder))):

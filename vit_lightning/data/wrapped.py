@@ -284,6 +284,7 @@ class WrappedDataModule(ImageData):
     """
 
     own_loaders = False
+    train_batches_per_epoch: Any = None  # Lightning counts them
     class_names: list[str] = []  # noqa: RUF012  # of each
 
     def __init__(
@@ -358,11 +359,6 @@ class WrappedDataModule(ImageData):
         """Returns an empty text: the images are not known."""
         return ""
 
-    @property
-    def train_batches_per_epoch(self) -> Any:
-        """None: Lightning counts the batches."""
-        return None
-
     def setup(self, stage: str = "fit") -> None:
         if isinstance(self.module, LightningModule):
             assert self.trainer is not None
@@ -396,8 +392,7 @@ class WrappedDataModule(ImageData):
     def test_dataloader(self) -> Any:
         return self._of_trained("test")
 
-    def predict_dataloader(self) -> Any:
-        return self.test_dataloader()
+    predict_dataloader = test_dataloader
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Returns the batch as the module makes it, in the form of ours for a ViTClassifier.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from vit_lightning.storage.folder import is_run, read_json, write_whole
 
+Row = dict[str, Any]
 NOT_FINITE = ("nan", "inf", "-inf")
 """Numbers that JSON lacks, as ``json_number`` writes them."""
 
@@ -77,8 +78,8 @@ class MetricsFile(Logger):
             self._pending = self._pending[self._file.write(self._pending) :]
 
     @rank_zero_only
-    def resume(self, step: int, *rows: dict[str, Any] | None) -> None:
-        """Marks that the rows of ``step`` and later ones are logged again.
+    def resume(self, step: int, *rows: Row | None) -> list[Row]:
+        """Marks that the rows of ``step`` and later ones are logged again, and returns those that it had lost.
 
         Args:
             step: number of the first such step, the first of all being 0.
@@ -87,7 +88,7 @@ class MetricsFile(Logger):
         known = read_metrics(self.folder) if (self.folder / "metrics.jsonl").is_file() else []
         if known:
             self.log_metrics({"resumed": 1.0}, step=step)
-        _log_lost(self, [earlier for earlier in known if (earlier["step"] or 0) < step], rows)
+        return _log_lost(self, [earlier for earlier in known if (earlier["step"] or 0) < step], rows)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -103,29 +104,35 @@ class MetricsFile(Logger):
 
 
 @rank_zero_only
-def resume_rows(loggers: Sequence[Logger], step: int, *rows: dict[str, Any] | None) -> None:
+def resume_rows(loggers: Sequence[Logger], step: int, *rows: Row | None) -> None:
     """Marks in ``metrics.jsonl`` that the rows of a step and later ones are logged again, see ``MetricsFile.resume``.
 
-    A CSVLogger goes on with the rows before them in a file of its version, which it would delete.
+    A CSVLogger goes on with the rows before them in a file of its version, which it would delete. Others get what the
+    file had lost.
     """
+    lost = next(logger for logger in loggers if isinstance(logger, MetricsFile)).resume(step, *rows) or ()
     for logger in loggers:
-        if isinstance(logger, MetricsFile):
-            logger.resume(step, *rows)
         if isinstance(logger, CSVLogger) and (file := Path(logger.log_dir, "metrics.csv")).is_file():
-            with file.open(newline="") as lines:
-                all_rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
-            known = [row | {"step": int(row["step"])} for row in all_rows if int(row["step"]) < step]
+            kept = [row for row in csv.DictReader(file.read_text().splitlines()) if int(row["step"]) < step]
+            known = [{name: value for name, value in row.items() if value} | {"step": int(row["step"])} for row in kept]
             with warnings.catch_warnings(action="ignore"):  # that it deletes the file
                 logger.experiment.metrics += known
             _log_lost(logger, known, rows)
             logger.save()
+        elif not isinstance(logger, MetricsFile):
+            _log_lost(logger, (), lost)
 
 
-def _log_lost(logger: Logger, known: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any] | None]) -> None:
-    """Logs the rows that a kill has prevented."""
-    for row in filter(None, rows):
-        if not any(earlier["step"] == row["step"] and row.keys() <= earlier.keys() for earlier in known):
-            logger.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+def _log_lost(logger: Logger, known: Sequence[Row], rows: Sequence[Row | None]) -> list[Row]:
+    """Logs the rows that a kill has prevented, and returns them."""
+    lost = [
+        row
+        for row in filter(None, rows)
+        if not any(one["step"] == row["step"] and row.keys() <= one.keys() for one in known)
+    ]
+    for row in lost:
+        logger.log_metrics({name: value for name, value in row.items() if name != "step"}, step=row["step"])
+    return lost
 
 
 def open_lines(path: Path) -> FileIO:

@@ -133,7 +133,6 @@ class ViTClassifier(ConfiguredOptimizer):
         self.network = network
         self.num_classes = classes
         self.optimizer_config = optimizer or OptimizerConfig()
-        self.configured_groups = ConfiguredGroups()
         self.distillation, self._loss_in_bar = distillation, True
         self.average = WeightAverage(ema) if ema is not None and ema.decay is not None else None
         plain = nn.CrossEntropyLoss()
@@ -160,7 +159,8 @@ class ViTClassifier(ConfiguredOptimizer):
 
     def configure_callbacks(self) -> list[Callback]:
         return [
-            callback for callback in (self.configured_groups, self.average, self.distillation) if callback is not None
+            ConfiguredGroups(),
+            *(callback for callback in (self.average, self.distillation) if callback is not None),
         ]
 
     def _optimized(self) -> nn.Module:

@@ -348,19 +348,18 @@ class ConfiguredGroups(Callback):
             values.update(changed)
         for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
             if isinstance(schedule, LambdaLR):  # of which the function may have changed
-                for group, lr, factor in zip(
-                    schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
-                ):
+                groups = schedule.optimizer.param_groups
+                for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
                     group["lr"] = lr * factor(schedule.last_epoch)
 
 
 def _values(trainer: Trainer) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Returns each parameter group and schedule, by place: what of it is plain data, and where that is kept."""
-    groups = {f"{i}.{j}": group for i, one in enumerate(trainer.optimizers) for j, group in enumerate(one.param_groups)}
     schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
     schedules += [inner for schedule in schedules for inner in getattr(schedule, "_schedulers", ())]
-    found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {place: (group, group) for place, group in groups.items()}
-    found |= {f"schedule {k}": (one.state_dict(), vars(one)) for k, one in enumerate(schedules)}
+    found = {f"schedule {k}": (one.state_dict(), vars(one)) for k, one in enumerate(schedules)}
+    for k, optimizer in enumerate(trainer.optimizers):
+        found |= {f"group {k}.{j}": (group, group) for j, group in enumerate(optimizer.param_groups)}
     parts = ("params", "_schedulers", "lr_lambdas", "_last_lr")
     return {
         place: ({name: value for name, value in state.items() if name not in parts}, values)
