@@ -312,6 +312,7 @@ class Rated(Logging):
         self.lr, self.every, self.kind = lr, every, kind
     def configure_optimizers(self):
         sgd = SGD(self.layer.parameters(), self.lr)
+        sgd.param_groups[0]["kept"] = torch.arange(2)
         makers = {
             "step": lambda: schedules.StepLR(sgd, self.every, 0.5),
             "warm": lambda: schedules.LambdaLR(sgd, lambda step: min(1, (step + 1) / self.every)),

@@ -338,16 +338,17 @@ class ConfiguredGroups(Callback):
         self._configured = copy.deepcopy({place: state for place, (state, _) in _values(trainer).items()})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._before in ({}, self._configured):
-            return  # what another callback has made of them stays
+        differs = False  # else what another callback has made of them stays
         for place, (state, values) in _values(trainer).items():
             before, own = self._before.get(place, {}), self._configured.get(place, {})
-            changed = {name: value for name, value in own.items() if name in before and value != before[name]}
+            both = own.keys() & before.keys()
+            changed = {name: own[name] for name in both if pickle.dumps(own[name]) != pickle.dumps(before[name])}
             if base := next((name for name in ("initial_lr", "lr") if name in changed), None):
                 changed["lr"] = own[base] * (state["lr"] / before[base])  # a schedule has come further
             values.update(changed)
+            differs = differs or bool(changed)
         for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
-            if isinstance(schedule, LambdaLR):  # of which the function may have changed
+            if differs and isinstance(schedule, LambdaLR):  # of which the function may have changed
                 groups = schedule.optimizer.param_groups
                 for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
                     group["lr"] = lr * factor(schedule.last_epoch)
