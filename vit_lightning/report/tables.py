@@ -71,7 +71,7 @@ def verdict_table(analysis: Analysis) -> Table:
         ("arm", lambda line: named(analysis, line.arm, str), ""),
         ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label, risk),
         ("holds", lambda line: line.holds or NONE, "New images: test images of the same kind, drawn anew."),
-        ("differs in", lambda line: line.changes or NONE, ""),
+        ("settings", lambda line: line.changes or NONE, ""),
         ("failed", lambda line: failed.get(line.arm, NONE), ""),
         (unit.label("mean"), lambda line: unit.value(line.mean), "Means are over all runs of an arm."),
         (
@@ -88,7 +88,7 @@ def verdict_table(analysis: Analysis) -> Table:
         ("what next", lambda line: line.following or NONE, ""),
     ]
     shown = [one for one in columns if any(one[1](line) != NONE for line in found)]
-    caption = f"{rules.metric} against {reference(analysis)}, the best mean first"
+    caption = f"{rules.metric} against {reference(analysis)}, best first"
     table = tabulate(caption, found, [one[:2] for one in shown], " ".join(filter(None, (one[2] for one in shown))))
     return replace(table, kinds=[line.outcome for line in found])
 
@@ -137,7 +137,7 @@ def tuning_table(analysis: Analysis) -> Table:
         analysis.ranked,
         [("arm", lambda arm: arm.name), *columns],
         f"Mean {study.metric} over the seeds {seeds}, which are not those of the comparison; every "
-        f"{'run' if tuning.replicates else 'arm'} had the same {trials}, none was tested.",
+        f"{'run' if tuning.replicates else 'arm'} had the same {trials}, which saw no test image.",
     )
 
 

@@ -123,7 +123,7 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
         (less, quiet), (more, noisy) = sorted([(spread(ours), one.arm), (spread(theirs), one.other)])
         so = f" {more / less:.2g} times as much as" if less else ", unlike"
         found.append(
-            f"Runs of '{noisy}' spread{so} those of '{quiet}'. If a few of them also lie far off on one side, false "
-            "claims about it are more frequent than promised: look at its runs one by one (results.csv)."
+            f"Runs of '{noisy}' spread{so} those of '{quiet}'. See whether a few of them lie far off on one side "
+            "(results.csv): if so, false claims about it are more frequent than promised."
         )
     return found

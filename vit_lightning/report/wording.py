@@ -102,14 +102,14 @@ def words_of(analysis: Analysis, others: str = "") -> dict[str, Words]:
     than, to, against = (f" {word} {others}" if others else "" for word in ("than", "to", "against"))
     return {
         "clearly better": Words("better", f"better{than}, by {e} or more", "take it"),
-        "better": Words("better", f"better{than}", f"take it if any gain will do: {e} or more is not shown"),
+        "better": Words("better", f"better{than}", f"take it if any gain will do: it may be under {e}"),
         "slightly better": Words("same", f"slightly better{than} (by less than {e})", "no reason to switch"),
         "clearly worse": Words("worse", f"worse{than}, by {e} or more", "leave it"),
         "worse": Words("worse", f"worse{than}", "leave it"),
         "slightly worse": Words("same", f"slightly worse{than} (by less than {e})", "no reason to switch"),
         "equivalent": Words("same", f"equivalent{to} (within {e})", "take either"),
-        "not better": Words("same", f"not better{than} by {e}, not shown worse", f"stop: no gain of {e} or more"),
-        "not worse": Words("same", f"not worse{than} by {e}, not shown better", f"stop: no loss of {e} or more"),
+        "not better": Words("same", f"not better{than} by {e} or more, perhaps worse", f"stop: no gain of {e} or more"),
+        "not worse": Words("same", f"not worse{than} by {e} or more, perhaps better", f"stop: no loss of {e} or more"),
         "undecided": Words("open", f"undecided{against}", "stop"),
         "failed": Words("failed", f"failed, no answer{against}", ""),
     }
@@ -339,10 +339,10 @@ def _failed(analysis: Analysis, name: str) -> str:
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
-    """Says how long an arm trains beside the other, if that differs by a tenth or more."""
+    """Says how long an arm trains beside the other, if that differs by a fifth or more."""
     times = {arm.name: arm.median("train_seconds") for arm in analysis.arms}
     ratio = times[one.arm] / times[one.other] if times[one.other] > 0 else math.nan
-    return f"trained {ratio:.2g} times as long" if ratio >= 1.1 or ratio <= 0.9 else ""
+    return f"training took {ratio:.2g} times the wall-clock time" if ratio >= 1.2 or ratio <= 0.8 else ""
 
 
 def _runs(analysis: Analysis, arms: Sequence[str]) -> str:
@@ -410,7 +410,7 @@ def _take(analysis: Analysis, better: Sequence[Line]) -> str:
     assert best.one is not None
     about = [f"{unit_of(rules.metric).difference(best.one.mean)} of {rules.metric}"]
     if best.kind != "clearly better":
-        about.append(f"not shown to be {_effect(analysis)} or more")
+        about.append(f"perhaps under {_effect(analysis)}")
     if len(better) > 1:
         about.append(f"the best mean of {len(better)} better arms, which were not compared with each other")
     about += filter(None, [_failed(analysis, best.arm), "open for new images" if best.holds == HERE else ""])
@@ -507,8 +507,8 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
         about += f" Arms better or worse by {rules.metric} are compared by {more} too, within the same alpha."
     found = [about, *(f"Not as planned: {text}." for text in analysis.study.plan_changed)]
     if analysis.study.plan_changed:
-        leaves = "if none of this was done because of a result, and if it leaves those of runs as they were"
-        found.append(f"The {100 * rules.alpha:g} % holds {leaves}.")
+        only = "only if nothing of this was done because of a result, and no result of a run changed by it"
+        found.append(f"The error of at most {100 * rules.alpha:g} % holds {only}. Verdicts below are today's.")
     found += unlike_spreads(analysis.ordered)
     if any({"better", "worse"} & {*one.claims} for one in analysis.comparisons):
         unit = unit_of(rules.metric)
@@ -517,9 +517,8 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
 
 
 TOO_LARGE = (
-    "Expect somewhat less than the differences beside better and worse, since luck helped to end these comparisons: on "
-    "average they are too large, by up to about {0} where the true one is {1} or more, by up to about {2} where it is "
-    "{3}."
+    "True differences are probably nearer 0 than those beside better and worse, since luck helped to end these "
+    "comparisons: on average by up to about {0} if the true one is {1} or more, by up to about {2} if it is {3}."
 )
 """Simulated: experiments/README.md, estimates after stopping."""
 
@@ -549,8 +548,8 @@ def rule(analysis: Analysis) -> str:
     kinds = "arms, interactions, metrics" if rules.then else "arms, interactions"
     return (
         f"Arms are compared after {looks} pairs of runs with the same seeds, at most {rules.max_seeds}; decided arms "
-        "get no more runs, and a verdict is final. The probability of any false claim is at most "
+        "get no more runs, and a verdict is final while the rule stays. The probability of any false claim is at most "
         f"{rules.alpha:g} over all {kinds} and analyses. Means of arms are over all their runs, differences over the "
-        f"pairs of the analysis that decided. {show_fraction(KEPT)} of this error is kept for a max_seeds that is "
-        "raised later, which then takes more seeds than a study planned with as many."
+        f"pairs of the analysis that decided. {show_fraction(KEPT)} of this error is saved in case max_seeds is raised "
+        "later; such a study needs somewhat more seeds than one planned with as many."
     )
