@@ -244,7 +244,7 @@ def read_config(path: Path, folder: Path, *, small: bool = False) -> Any:
     Args:
         path: the config.
         folder: where its images and a copy of it are written.
-        small: whether there are two blocks of width 16 and images of 32 pixels a side.
+        small: whether there are two blocks of width 16, and photographs have 32 pixels a side.
     """
     config = yaml.safe_load(path.read_text())
     given = config["data"]["init_args"]
@@ -255,8 +255,10 @@ def read_config(path: Path, folder: Path, *, small: bool = False) -> Any:
         kept = {name: given[name] for name in ("batch_size", "augment", "mixing") if name in given}
         config["data"] = {"class_path": "vit_lightning.ImageFolder", "init_args": {"root": "", **whole, **kept}}
     config["data"]["init_args"]["root"] = str(root)
+    config.pop("init_from", None)
     if small:
-        config["data"]["init_args"]["image_size"] = 32
+        if not path.stem.startswith("cifar"):
+            config["data"]["init_args"]["image_size"] = 32
         if "class_path" not in config["model"]:
             config["model"] |= {"emb_size": 16, "depth": 2, "num_heads": 2}
     written = folder / f"{path.stem}.yaml"
