@@ -60,6 +60,7 @@ class MAEDecoder(NamedSequential):
 
     embedding: nn.Linear
     mask: MaskToken
+    pixels: nn.Linear
 
     def __init__(self, vit: ViT, *, emb_size: int, depth: int, num_heads: int) -> None:
         (height, width), (p1, p2), prefix = vit.image_size, vit.patch_size, vit.prefix_tokens
