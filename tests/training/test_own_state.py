@@ -312,15 +312,19 @@ class Rated(Logging):
         self.lr, self.every, self.kind = lr, every, kind
     def configure_optimizers(self):
         sgd = SGD(self.layer.parameters(), self.lr)
-        sgd.param_groups[0]["kept"] = torch.arange(2)
+        sgd.param_groups[0]["counted"] = torch.zeros(2)
         makers = {
             "step": lambda: schedules.StepLR(sgd, self.every, 0.5),
             "warm": lambda: schedules.LambdaLR(sgd, lambda step: min(1, (step + 1) / self.every)),
+            "late": lambda: schedules.LambdaLR(sgd, lambda step: float(step >= self.every)),
+            "rising": lambda: schedules.LinearLR(sgd, self.every / 10, total_iters=3),
             "two": lambda: schedules.SequentialLR(
                 sgd, [schedules.ConstantLR(sgd, 0.5, 10), schedules.StepLR(sgd, 1, 0.5)], [self.every]
             ),
         }
         return [sgd], [{"scheduler": makers[self.kind](), "interval": "step"}] if self.kind else []
+    def on_before_optimizer_step(self, optimizer):
+        optimizer.param_groups[0]["counted"] += 1
 """
 
 
@@ -333,6 +337,8 @@ class Rated(Logging):
             pytest.param(*given, marks=pytest.mark.full)
             for given in (
                 ("step", {"lr": 0.02}, [0.02, 0.01, 0.01, 0.01, 0.01]),
+                ("late", {"every": 0}, [0.1] * 5),
+                ("rising", {"every": 1}, [0.1] * 5),
                 ("warm", {"lr": 0.02}, [0.02, 0.02, 0.02, 0.02, 0.02]),
                 ("two", {"lr": 0.02}, [0.01, 0.02, 0.01, 0.005, 0.0025]),
             )
@@ -349,6 +355,8 @@ def test_a_rate_or_schedule_that_a_resumed_module_is_given_holds(in_folder, kind
     assert main(["fit", "--resume=run", *given, "--allow-config-change=module"]) == 0
     rates = {row["step"]: row["lr"] for row in read_metrics("run") if "lr" in row}
     assert [rates[step] for step in range(4, 9)] == pytest.approx(expected)
+    [group] = read_checkpoint(Path("run/checkpoints/last.ckpt"))["optimizer_states"][0]["param_groups"]
+    assert group["counted"].tolist() == [9, 9], "what an optimizer has made of its groups stays"
 
 
 BY_HAND = """

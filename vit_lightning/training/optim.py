@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import nn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
@@ -342,16 +343,24 @@ class ConfiguredGroups(Callback):
         for place, (state, values) in _values(trainer).items():
             before, own = self._before.get(place, {}), self._configured.get(place, {})
             both = own.keys() & before.keys()
-            changed = {name: own[name] for name in both if pickle.dumps(own[name]) != pickle.dumps(before[name])}
-            if base := next((name for name in ("initial_lr", "lr") if name in changed), None):
+            changed = {name: own[name] for name in both if _in_bytes(own[name]) != _in_bytes(before[name])}
+            differs = differs or bool(changed)
+            base = "initial_lr" if "initial_lr" in both else "lr"
+            if base not in changed:
+                changed.pop("lr", None)  # of a schedule's first step
+            elif before[base]:
                 changed["lr"] = own[base] * (state["lr"] / before[base])  # a schedule has come further
             values.update(changed)
-            differs = differs or bool(changed)
         for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
             if differs and isinstance(schedule, LambdaLR):  # of which the function may have changed
                 groups = schedule.optimizer.param_groups
                 for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
                     group["lr"] = lr * factor(schedule.last_epoch)
+
+
+def _in_bytes(value: Any) -> bytes:
+    """Returns plain data as bytes, equal for equal data; those of tensors themselves are not."""
+    return pickle.dumps(apply_to_collection(value, Tensor, Tensor.tolist))
 
 
 def _values(trainer: Trainer) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
