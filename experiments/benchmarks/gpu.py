@@ -163,6 +163,7 @@ ITEMS = (
         )
         for network in ("small", "ViT-Lite")
     ),
+    *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
     *(
         Item(name, 500, _trainings("trainings", config=config, seeds=3, options=PUBLISHED), True, PARQUET)
         for name, config in (("SPT's ViT", "cifar10_spt_vit"), ("CCT", "cifar10_cct"))
@@ -195,7 +196,6 @@ ITEMS = (
         )
         for share, epochs in ((1, 1500), (10, 300), (100, 60))
     ),
-    *(Item(f"Same bits of {name}", 400, _steps("same_bits", network=name)) for name in ("Ti/4", "S/16")),
     Item("Forms of B/16", 270, _steps("forms", network="B/16")),
     Item("Augmentation", 200, _steps("augment")),
     Item("Compile and memory", 200, _steps("memory")),
