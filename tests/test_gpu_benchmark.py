@@ -9,6 +9,7 @@ import gpu
 import gpu_trainings
 import pytest
 import torch
+import yaml
 from gpu_trainings import data_of
 from pyarrow.parquet import read_table, write_table
 from runs import REPOSITORY
@@ -57,6 +58,18 @@ def test_a_study_with_another_config_does_not_take_the_runs_of_the_plan_for_its_
     monkeypatch.setattr(Ablate, "returncode", 2)  # no later call goes on with a refused plan
     with pytest.raises(RuntimeError, match="stopped by SIGTERM"):
         study()
+
+
+def test_a_search_sees_no_test_image(tmp_path, monkeypatch):
+    for split, name in (("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog")):
+        write_images(tmp_path / "set" / split / name, 10)
+    place = gpu.Place(torch.device("cpu"), True, tmp_path / "runs", 0.0, tmp_path / "set", tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", Ablate)
+    with pytest.raises(gpu.Unfinished):
+        gpu_trainings.study(place, "cifar10_95", 1, {}, tests=False)
+    data = make_data(yaml.safe_load((place.runs / "data.yaml").read_text()))
+    assert data.cut_splits == ("val", "test")
+    assert sum(map(data.image_count, ("train", "val", "test"))) == 20
 
 
 @pytest.mark.full

@@ -136,6 +136,11 @@ GOAL: dict[str, Any] = {
     **{"checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0},
 }
 """For cifar10_vit_tiny.yaml: SPT has mixing and erasing, CCT RandAugment, cifar10_cpu.yaml Muon; 49 whole batches."""
+SEARCHED: dict[str, Any] = {
+    **{**GRAPHS, "data.test_share": 0.1, "data.val_share": 1 / 45},
+    **{"checkpoint.every_n_epochs": 50, "pictures_every_n_epochs": 0},
+}
+"""44 whole batches of 1,000."""
 PRETRAINED: dict[str, Any] = {
     **{"wandb.mode": "disabled", "data.batch_size": 1000, "data.val_share": 0.02},
     **{"checkpoint.every_n_epochs": 10, "pictures_every_n_epochs": 0},
@@ -168,7 +173,14 @@ ITEMS = (
         Item(name, 500, _trainings("trainings", config=config, seeds=3, options=PUBLISHED), True, PARQUET)
         for name, config in (("SPT's ViT", "cifar10_spt_vit"), ("CCT", "cifar10_cct"))
     ),
-    Item("CIFAR-10", 520, _trainings("trainings", config="cifar10_vit_tiny", seeds=1, options=GOAL), True, PARQUET),
+    Item(
+        "CIFAR-10, search",
+        500,
+        _trainings("study", plan="cifar10_95", workers=2, options=SEARCHED, tests=False),
+        True,
+        PARQUET,
+    ),
+    Item("CIFAR-10", 520, _trainings("trainings", config="cifar10_vit_tiny", seeds=3, options=GOAL), True, PARQUET),
     Item(
         "MAE",
         500,

@@ -260,7 +260,15 @@ def workers(place: Place, network: str, compiled: str) -> Rows:
     return rows
 
 
-def study(place: Place, plan: str, workers: int, options: dict[str, Any], config: str = "", encoder: str = "") -> Rows:
+def study(
+    place: Place,
+    plan: str,
+    workers: int,
+    options: dict[str, Any],
+    config: str = "",
+    encoder: str = "",
+    tests: bool = True,
+) -> Rows:
     """Runs a plan of ``experiments/ablations`` as far as the minutes go; its runs are kept beside the other results.
 
     It goes on from those that are committed, but with another config, which is another study; PLAN.tar.xz has those
@@ -273,6 +281,7 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any], config
         options: options of all runs beside those of the plan.
         config: name of the config in place of that of the plan.
         encoder: name of the config whose encoder, as ``pretrained`` has left it, its arm "pre-trained" starts from.
+        tests: whether it sees the test images; else a part of the training images stands for them, ``data.test_share``.
 
     Raises:
         RuntimeError: the plan was refused.
@@ -292,7 +301,14 @@ def study(place: Place, plan: str, workers: int, options: dict[str, Any], config
     if encoder:
         start = {"init_from": str(place.kept / f"{encoder}-encoder"), "reset_head": True}
         page["arms"] = {"from scratch": {"init_from": None}, "pre-trained": start}
-    given = data_of(Path(page["config"][0]).stem, images_of(place))
+    images = images_of(place)
+    if not tests:
+        images = place.runs / "training"
+        images.mkdir(exist_ok=True)
+        for part in images_of(place).glob("*train*"):
+            (images / part.name).unlink(missing_ok=True)
+            (images / part.name).symlink_to(part)
+    given = data_of(Path(page["config"][0]).stem, images)
     data.write_text(yaml.safe_dump({"data": given}))
     page["config"], page["fixed"] = [*page["config"], str(data)], {**page.get("fixed", {}), **options}
     if place.small:
