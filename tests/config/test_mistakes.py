@@ -316,6 +316,7 @@ TOGETHER = {
     ],
     "fit digits.yaml --metrics='[{class_path: Accuracy, name: acc}]'": "metrics.name=acc",
     "fit digits.yaml --metrics='[{class_path: F1Score, name: [1]}]'": "metrics.name=[1] must be",
+    "fit digits.yaml --optimizer.lr=null --lr=None": ["optimizer.lr=null must be", "lr=null: there is no such option"],
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.lr=abc": "optimizer.lr=abc must be",
     "fit digits.yaml --ema.decay=0.9 --trainer.callbacks='[{class_path: EMAWeightAveraging}]'": (
         "ema.decay=0.9 beside trainer.callbacks.EMAWeightAveraging"

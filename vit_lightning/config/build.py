@@ -26,7 +26,7 @@ from vit_lightning.config.networks import CONFIGURED, empty_network, make_teache
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.together import RULES, Groups
-from vit_lightning.config.typed import Part, Place, Reader, plain, unknown
+from vit_lightning.config.typed import Part, Place, Reader, plain, shown, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
 from vit_lightning.errors import UserError
@@ -112,7 +112,7 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
         return f"{name}={value}: there is no such option ({instead})"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
-    return f"{name}={value}: there is no such option (did you mean {likely[0]}?)"
+    return f"{name}={shown(value)}: there is no such option (did you mean {likely[0]}?)"
 
 
 def is_general_option(command: str, key: str) -> bool:

@@ -325,7 +325,7 @@ class Reader:
         if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
             self.problems.append(f"{path}.{next(iter(given))}: items of a list are not given alone: --{path}=[...]")
         else:
-            self.problems.append("".join([f"{path}={given} must be {words(kind)}", *meant[:1]]))
+            self.problems.append("".join([f"{path}={shown(given)} must be {words(kind)}", *meant[:1]]))
         return WRONG
 
     def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:
@@ -343,7 +343,7 @@ class Reader:
                 return value
             tried.append((value, reader))
         for value, reader in tried:
-            if not reader.problems[0].startswith(f"{path}={given} must be"):
+            if not reader.problems[0].startswith(f"{path}={shown(given)} must be"):
                 self.problems += reader.problems
                 self.unread |= reader.unread
                 return value
@@ -406,7 +406,7 @@ class Reader:
         if isinstance(given, str) and can_be_class(given):
             given = {"class_path": given}
         if not isinstance(given, Mapping) or not isinstance(named := given.get("class_path", ""), str):
-            self.problems.append(f"{path}={given} must be a class")
+            self.problems.append(f"{path}={shown(given)} must be a class")
             return None
         arguments = {key: value for key, value in given.items() if key != "class_path"}
         name = full_name(named, home) if named else ""
@@ -438,13 +438,18 @@ class Reader:
         return Found(name, target, arguments)
 
 
+def shown(value: Any) -> str:
+    """Returns a value as a problem names it."""
+    return "null" if value is None else str(value)
+
+
 def unknown(name: str, value: Any, prefix: str, known: Collection[str]) -> str:
     """Returns the problem of an option that is not there."""
     if ":" in name:
         return f"{prefix}{name}: written {{key: value}} in a config, with a space, and --key=value as a flag"
-    shown, likely = "" if isinstance(value, dict | list) else f"={value}", near(name, known, 0.5)
+    given, likely = "" if isinstance(value, dict | list) else f"={shown(value)}", near(name, known, 0.5)
     hint = f"did you mean {prefix}{likely[0]}?" if likely else f"choose {', '.join(known)}"
-    return f"{prefix}{name}{shown}: there is no such option{f' ({hint})' if known else ''}"
+    return f"{prefix}{name}{given}: there is no such option{f' ({hint})' if known else ''}"
 
 
 def default_of(option: Option) -> Any:
