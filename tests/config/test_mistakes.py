@@ -77,6 +77,7 @@ COMMANDS = {
     "test --ckpt=run --top_k=2": "top_k=2: there is no such option",
     "test --ckpt=run --data.split_seed=1": "data.split_seed=1: the model learned from the split of split_seed=0",
     "predict --ckpt=nowhere digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
+    "predict --ckpt=nowhere --top_k=3 digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
     "predict --ckpt=run no.jpg hollow/train/b nor.png": [
         "no.jpg: there is no such file",
         "hollow/train/b: the folder holds no images",

@@ -9,7 +9,8 @@ from transformers import get_linear_schedule_with_warmup
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.vit import ViT
-from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups
+from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig, optimizer_and_schedule, parameter_groups
+from vit_lightning.training.optimizers import OwnSchedule
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -99,6 +100,13 @@ def test_warmup_epochs_may_be_a_fraction_and_end_with_training(epochs, warmup):
     used = rates(30, lr=0.1, warmup_epochs=epochs, schedule="constant")
     expected = [0.1 * min(1.0, (step + 1) / warmup) if warmup else 0.1 for step in range(30)]
     assert used == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("option", ["min_lr", "decay_fraction"])
+def test_a_schedule_of_the_user_s_takes_no_option_of_ours_whose_name_it_has(option):
+    own = OwnSchedule("user.wsd", lambda lr, steps: [1.0] * steps)
+    with pytest.raises(UserError, match=f"{option}=0.0001 does nothing for schedule=wsd"):
+        OwnOptimizerConfig(schedule="wsd", own_schedule=own, **{option: 0.0001})
 
 
 def test_a_frozen_network_is_refused():

@@ -69,7 +69,7 @@ def keep_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> None:
 
 def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[str]:
     """Describes the earlier claims that the results would not give any more, the first one of each comparison."""
-    now, found = _claims(comparisons), dict[tuple[Any, Any], str]()
+    now, found = _claims(comparisons), dict[tuple[Any, ...], str]()
     for path in sorted((folder / "ledger" / "claims").glob("*.json")):
         kept = {"metric": comparisons[0].metric, **read_json(path)} if comparisons else {}
         metric, arm, other, n, claims = (kept.get(key) for key in ("metric", "arm", "other", "n", "claims"))
@@ -77,8 +77,9 @@ def changed_claims(folder: Path, comparisons: Sequence[ArmComparison]) -> list[s
             said, instead = (", ".join(names or ()) for names in (claims, now.get((metric, arm, other, n))))
             stands = f"'{arm}' was claimed to be {said} against '{other}', which stands"
             text = stands if said else f"nothing was claimed of '{arm}' against '{other}'"
-            text = f"after {n} pairs {text}; by the results as they are now: {instead or 'nothing'}"
-            found.setdefault((arm, other), text)
+            by = "" if metric == comparisons[0].metric else f" by {metric}"
+            text = f"after {n} pairs {text}{by}; by the results as they are now: {instead or 'nothing'}"
+            found.setdefault((metric, arm, other), text)
     return [*found.values()]
 
 

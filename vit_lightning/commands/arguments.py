@@ -57,7 +57,7 @@ def read_call(command: str, function: Callable[..., Any], arguments: Sequence[st
     if (group := called_with(function)) is not function:
         return Call(function, [read_call(command, group, arguments).run()], {})
     taken = _taken_by(function)
-    flags, words = split_words(arguments)
+    flags, words = split_words(arguments, command)
     own = [flag for flag in flags if _is_of(taken.options, *flag)]
     rest = [flag for flag in flags if flag not in own]
     reader = Reader()

@@ -252,7 +252,7 @@ def _memory_note(run: Run) -> str:
     given = network_of(run.module), (data.in_channels, *data.image_size), data.batch_size, str(trainer.precision)
     ranks = trainer.num_devices if device.type == "cpu" else 1
     taken, free = ranks * training_bytes(*given), free_memory(device)
-    text = f"a step takes at least {in_bytes(taken)} of memory, and {in_bytes(int(min(free, taken)))} are free"
+    text = f"a step takes about {in_bytes(taken)} of memory with AdamW, and {in_bytes(int(min(free, taken)))} are free"
     return row("note", f"{text} (give a smaller data.batch_size)") if taken > free else ""
 
 

@@ -71,7 +71,7 @@ def summary(
         network, shape, batch_size, precision = step_of(experiment)
     say(str(layers_of(network, shape)))
     taken = training_bytes(network, shape, batch_size, precision)
-    say(row("memory", f"at least {in_bytes(taken)} for a step of {batch_size} in {precision}, with optimizer"))
+    say(row("memory", f"about {in_bytes(taken)} for a step of {batch_size} in {precision}, with AdamW"))
 
 
 def step_of(experiment: Experiment) -> tuple[nn.Module, tuple[int, int, int], int, str]:

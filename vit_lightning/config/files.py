@@ -57,10 +57,11 @@ def refuse_words(words: Sequence[str]) -> None:
     raise UserError(f"{first}: unexpected argument{meant} (options are given as --key=value)")
 
 
-def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def split_words(arguments: Sequence[str], command: str = "") -> tuple[list[tuple[str, str]], list[str]]:
     """Returns the flags, as ``read_flags`` does, and the words that are neither flags nor their values.
 
-    A YAML file among the words is a config. Switches are spelled as in ``SWITCHES``, given with - or _.
+    A YAML file among the words is a config, but of ``predict``, whose words are images. Switches are spelled as in
+    ``SWITCHES``, given with - or _.
     """
     flags: list[tuple[str, str]] = []
     words: list[str] = []
@@ -69,7 +70,7 @@ def split_words(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[s
         word = rest.pop(0)
         word = f"--config{word[2:]}" if word == "-c" or word.startswith("-c=") else word  # as in Lightning
         if not word.startswith("--") or word == "--":
-            if word.endswith(CONFIG_FILES):
+            if word.endswith(CONFIG_FILES) and command != "predict":
                 flags.append(("config", word))
             else:
                 words.append(word)

@@ -141,12 +141,10 @@ def _with_files(config: Config, folder: Path) -> Config:
 
 def _words(arguments: Sequence[str], command: str) -> tuple[list[tuple[str, str]], tuple[Path, ...]]:
     """Returns the flags and the image files of a command line."""
-    flags, words = split_words(arguments)
+    flags, words = split_words(arguments, command)
     refuse_words(words if command != "predict" else [word for word in words if word.startswith("-")])
-    pairs = zip(["", *arguments], arguments, strict=False)
-    bare = [word for before, word in pairs if word.endswith(CONFIG_FILES) and before != "--config" and word[:2] != "--"]
-    if command == "predict" and bare:
-        raise UserError(f"{word} is no image and no checkpoint (a config is given as --config={word})" for word in bare)
+    bare = [word for word in words if word.endswith(CONFIG_FILES)]
+    refuse(f"{word} is no image and no checkpoint (a config is given as --config={word})" for word in bare)
     named = {key.split(".")[0] for key, _ in flags}
     if command not in TRAINED and not named & {"config", "model", "data", "module"}:
         trained = " or --ckpt RUN_FOLDER" if command == "summary" else ""

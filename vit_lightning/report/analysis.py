@@ -111,8 +111,7 @@ class Analysis:
 
     def for_new_images(self, one: ArmComparison) -> tuple[float, float]:
         """Returns the interval of a comparison for new test images as well; nan where nothing is known of images."""
-        parts = self.components.get((one.arm, one.other)) or self.components.get((one.other, one.arm))
-        return crossed_interval(one, parts) if parts else (math.nan, math.nan)
+        return crossed_interval(one, parts) if (parts := self._parts(one)) else (math.nan, math.nan)
 
     def reached(self, arm: str, seed: int, step: int) -> float:
         """Returns the last validation of a run by a step, by the metric that selects checkpoints; nan without one."""
@@ -123,8 +122,11 @@ class Analysis:
 
     def is_same(self, one: ArmComparison) -> bool:
         """Whether the runs of each pair have the same predictions."""
-        parts = self.components.get((one.arm, one.other))
+        parts = self._parts(one)
         return parts is not None and one.mean == parts.image == parts.rest == 0
+
+    def _parts(self, one: ArmComparison) -> Components | None:
+        return self.components.get((one.arm, one.other)) or self.components.get((one.other, one.arm))
 
     @functools.cached_property
     def ordered(self) -> list[ArmComparison]:

@@ -157,7 +157,8 @@ def _curves(folders: Sequence[Path], monitors: Iterable[str], *, grouped: bool) 
     """Returns panels of what runs have logged, by section; curves of grouped runs are means, from least to greatest."""
     import wandb_workspaces.reports.v2 as panels
 
-    known = {name for folder in folders for row in read_metrics(folder) for name in row}
+    there = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]  # a ledger outlives its runs
+    known = {name for folder in there for row in read_metrics(folder) for name in row}
     drawn = any(folder.glob("validation/epoch-*.json") for folder in folders)
     band = {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"} if grouped else {}
     sections: dict[str, list[Any]] = {

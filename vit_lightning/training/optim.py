@@ -116,8 +116,10 @@ class OptimizerConfig:
             if self.name not in optimizers
         }
         reasons |= {} if warms_up else {"warmup_lr": "warmup_epochs=0 (give a warm-up)"}
-        reasons |= {} if self.schedule == "wsd" else {"decay_fraction": f"schedule={self.schedule} (it is for wsd)"}
-        if self.schedule not in ("cosine", "linear", "wsd"):
+        own = getattr(self, "own_schedule", None) is not None  # which may have the name of one of ours
+        if self.schedule != "wsd" or own:
+            reasons["decay_fraction"] = f"schedule={self.schedule} (it is for wsd)"
+        if self.schedule not in ("cosine", "linear", "wsd") or own:
             reasons["min_lr"] = f"schedule={self.schedule} (it is for cosine, linear, wsd)"
         return [
             f"{name}={getattr(self, name)} does nothing for {why}" for name, why in reasons.items() if changed(name)
