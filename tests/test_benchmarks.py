@@ -13,7 +13,7 @@ MOST_LAUNCHES = {
     "cifar10_vit_tiny": (62, 81, 85, 12),
     "cifar10_resnet18": (62, 121, 96, 2),
     "crate_tiny": (34, 72, 81, 14),
-    "deit3": (212, 89, 103, 37),
+    "deit3": (212, 91, 103, 37),
     "vit_augreg": (197, 62, 78, 12),
 }
 """Launches of an augmentation; of a step with two blocks those of data, forward, backward and optimizer."""
