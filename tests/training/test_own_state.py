@@ -420,8 +420,12 @@ def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_fold
     for name in ("run-0", "run-null", "whole-0"):
         lines = [row for path in sorted(Path(name).rglob("*.csv")) for row in csv.DictReader(path.open(newline=""))]
         rows[name] = [{k: float(v) for k, v in row.items() if v and not k.startswith("speed/")} for row in lines]
-    again = rows.pop("run-null")  # in a file for each process: a row may be logged twice, none is lost
-    assert rows["run-0"] == [row for k, row in enumerate(again) if row not in again[:k]] == rows["whole-0"]
+    both = rows.pop("run-null")  # in a file for each process
+    assert rows["run-0"] == [row for k, row in enumerate(both) if row not in both[:k]] == rows["whole-0"]
+    [begun] = [
+        row["step"] for row in map(json.loads, Path("run/metrics.jsonl").read_text().splitlines()) if "resumed" in row
+    ]
+    assert all(row["step"] >= begun for k, row in enumerate(both) if row in both[:k]), "only what is trained again"
 
 
 STREAM = """
