@@ -138,6 +138,16 @@ def test_a_stop_that_waits_for_min_epochs_survives_a_kill(own):
     assert whole["global_step"] == 14
 
 
+def test_a_patience_that_a_resumed_run_is_given_holds(in_folder):
+    """cookiecutter-pyml#58: that of the checkpoint was used, and config.yaml had the new one."""
+    stopping = "{class_path: EarlyStopping, monitor: val/loss, min_delta: 9, patience: %d}"
+    with killed_after(4):
+        main([*RUN, callbacks(stopping % 5), "--trainer.max_epochs=4", "--out=run"])
+    given = [callbacks(stopping % 1), "--allow-config-change=trainer.callbacks"]
+    assert main(["fit", "--resume=run", *given]) == 0
+    assert json.loads(Path("run/results.json").read_text())["steps"] == 14
+
+
 def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept(own):
     """PL#6074, PL#11665."""
     whole = resumed_equals_whole(callbacks(SWA), kill=17)

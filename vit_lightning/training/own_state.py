@@ -74,6 +74,9 @@ class OwnState(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         ranks, states = checkpoint["own_state"], checkpoint["callbacks"]
         packed = BytesIO(ranks[trainer.global_rank % len(ranks)])  # there may be more ranks than before
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, callbacks.EarlyStopping) and callback.state_key in states:
+                states[callback.state_key]["patience"] = callback.patience  # an argument, which may have been changed
         for part in _parts(trainer).values():
             for name in ("on_fit_start", "on_train_start") if isinstance(part, Callback | LightningModule) else ():
                 setattr(part, name, _without_effect(getattr(part, name), trainer))
