@@ -54,6 +54,7 @@ COMMANDS = {
         "ckpt=run: there is no such option (--init_from=SOURCE starts ... lightning fit --resume=RUN resumes a run)"
     ),
     "fit --resume=folder": "resume=folder is not a run folder with a config.yaml",
+    "fit --resume=run/checkpoints/last.ckpt": "is not a run folder with a config.yaml (did you mean run?)",
     "fit --resume=runs/digits/nothing": (
         "is not a run folder with a config.yaml (did you mean runs/digits/b? the newest of 2 runs in runs/digits)"
     ),
@@ -140,6 +141,7 @@ FILES = {
     "fit --config=tabs.yaml": "line 2, column 1: found character '\\t' that cannot start any token (indent with spaces",
     "fit --config=twice.yaml": "config=twice.yaml: depth comes twice (line 4)",
     "fit --config=typo.yaml": "optimzier: there is no such option (did you mean optimizer?)",
+    "fit --config=sections.yaml": "fit: there is no such option (its keys belong at the top of the config)",
     "fit --config=shift.yaml": "RandomCrop.padding=-1 must be at least 0",
     "fit --config=augment.yaml": "data.augment.1.paddding=3 ... did you mean data.augment.1.padding?",
     "fit --config=callback.yaml": (
@@ -441,6 +443,7 @@ TEXTS = {
     "folder/one": DIGITS,
     "experiments/digits": DIGITS,
     "typo": DIGITS.replace("optimizer:", "optimzier:", 1),
+    "sections": DIGITS + "fit: {trainer: {max_epochs: 1}}\n",
     "plan": (REPOSITORY / "experiments" / "ablations" / "pooling.yaml").read_text(),
     "images": "data: {class_path: ImageFolder, image_size: 8, num_workers: 0}\n"
     "model: {patch_size: 4, emb_size: 16, depth: 1, num_heads: 2}\ntrainer: {accelerator: cpu, max_epochs: 1}\n",

@@ -236,6 +236,13 @@ def test_a_data_module_that_draws_a_split_tests_no_image_that_it_has_trained_on(
     assert len(drawn) == 5
 
 
+def test_labels_that_a_data_module_numbers_from_one_are_refused_at_the_first_batch(own):
+    """ultralytics#4514, happy-transformer#248: IndexError of the loss."""
+    flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.num_classes=9", "--out=run"]
+    with pytest.raises(UserError, match=r"has the label 9 \(labels of 9 classes are 0 to 8: .* data.num_classes\)$"):
+        fit(resolve(flags))
+
+
 def test_a_data_module_without_test_images_trains_with_test_false(own):
     experiment = resolve([*FLAGS, "--data.class_path=my_scans.Untested", "--test=false", "--trainer.max_steps=1"])
     assert not any(key.startswith("test/") for key in fit(experiment))
@@ -264,6 +271,8 @@ def test_images_of_all_kinds_become_the_same_bytes():
     for wrong in (tensor.int(), tensor.float(), "cat.jpg", pixels[None], pixels.transpose(2, 0, 1)):
         with pytest.raises(UserError):
             to_pixels(wrong)
+    with pytest.raises(UserError, match=r"4 channels, the first one has 3 \(image.convert\('RGB'\)"):
+        to_pixels(torch.zeros(4, 5, 5), 3)
 
 
 class Sizes(torch.utils.data.Dataset):

@@ -169,13 +169,16 @@ def test_hostile_and_damaged_files_are_named(make, message, in_folder):
     ("files", "message"),
     [
         ({}, "the folder holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor model.safetensors, "),
+        ({"step-8/model.safetensors": "", "step-8/optimizer.pt": ""}, r"\(did you mean .*/step-8\?\)$"),
+        ({"version_0/epoch=2.ckpt": "", "hparams.yaml": ""}, r"\(did you mean .*/version_0/epoch=2.ckpt\?\)$"),
+        ({"model_best.pth.tar": "", "summary.csv": ""}, r"\(did you mean .*/model_best.pth.tar\?\)$"),
         ({"adapter_config.json": "{}"}, "is an adapter of PEFT: give what its merge_and_unload"),
         ({"model.safetensors.index.json": '{"weight_map": {"a": "../a.safetensors"}}'}, "is no file beside it"),
         ({"model.safetensors.index.json": '{"weight_map": 3}'}, "has no weight_map"),
         ({"model.safetensors.index.json": "[" * 10**5}, "is no JSON"),
         ({"pytorch_model.bin": "", "config.json": "{}"}, "holds no weights"),
     ],
-    ids=["empty", "adapter", "outside", "no map", "deep", "no weights"],
+    ids=["empty", "of a Trainer", "of Lightning", "of timm", "adapter", "outside", "no map", "deep", "no weights"],
 )
 def test_folders_without_weights_are_named(files, message, tmp_path):
     save_file(WEIGHTS, tmp_path / "a.safetensors")

@@ -34,6 +34,7 @@ from vit_lightning.storage.checkpoint_files import (
     newest_checkpoint,
     newest_run,
     read_checkpoint,
+    run_folder_of,
 )
 from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results, resume_rows
@@ -78,7 +79,8 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
         if key in ("config", "out", "print_config", "init_from")
     ]
     if not (folder / "config.yaml").is_file():
-        choices = newest_run(folder) or " (choose one, or auto, must, never)"
+        run = run_folder_of(folder)
+        choices = newest_run(folder) or f" ({f'did you mean {run}?' if run else 'choose one, or auto, must, never'})"
         problems.append(f"resume={folder} is not a run folder with a config.yaml{choices}")
     refuse(problems)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet

@@ -110,6 +110,8 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
     if name == "ckpt":
         instead = "--init_from=SOURCE starts from its weights, lightning fit --resume=RUN resumes a run"
         return f"{name}={value}: there is no such option ({instead})"
+    if name == "fit":
+        return "fit: there is no such option (its keys belong at the top of the config)"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
     return f"{name}={shown(value)}: there is no such option (did you mean {likely[0]}?)"

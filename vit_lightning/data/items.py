@@ -160,7 +160,8 @@ def to_pixels(image: Any, channels: int | None = None) -> Pixels:
         array = np.round(array * 255.0).astype(np.uint8)
     array = np.atleast_3d(array)
     if channels is not None and array.shape[2] != channels:
-        raise UserError(f"the image has {array.shape[2]} channels, the first one has {channels}")
+        way_out = "image.convert('RGB') makes all alike"
+        raise UserError(f"the image has {array.shape[2]} channels, the first one has {channels} ({way_out})")
     return array
 
 

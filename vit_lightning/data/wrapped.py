@@ -410,6 +410,11 @@ class WrappedDataModule(ImageData):
             needs = type(kind).__name__ if is_ours else "a model with its classes in another order"
             raise UserError(f"data.{self.title}: a batch holds {in_words(batch)}, and {needs} takes {PAIR}")
         if is_ours:
+            count = len(self.class_names)
+            of_all = f"labels of {count} classes are 0 to {count - 1}: change them, or give data.num_classes"
+            if found.labels.is_cpu or not self.trainer.global_step:  # on a GPU it waits for the step before
+                wrong = found.labels[(found.labels < 0) | (found.labels >= count)].tolist()
+                refuse(f"data.{self.title}: a batch has the label {label} ({of_all})" for label in wrong[:1])
             return found.replace(images=found.images.to(kind.dtype), labels=self.of_model(found.labels))
         labels = batch[keys_of(batch)[1]]  # type: ignore[index]
         return apply_to_collection(batch, Tensor, lambda part: self.of_model(part) if part is labels else part)
