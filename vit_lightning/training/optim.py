@@ -341,12 +341,10 @@ class ConfiguredGroups(Callback):
         self._configured = copy.deepcopy({place: state for place, (state, _) in _values(trainer).items()})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        differs = False  # else what another callback has made of them stays
         for place, (state, values) in _values(trainer).items():
             before, own = self._before.get(place, {}), self._configured.get(place, {})
             both = own.keys() & before.keys()
             changed = {name: own[name] for name in both if _in_bytes(own[name]) != _in_bytes(before[name])}
-            differs = differs or bool(changed)
             base = "initial_lr" if "initial_lr" in both else "lr"
             if base not in changed:
                 changed.pop("lr", None)  # of a schedule's first step
@@ -354,10 +352,12 @@ class ConfiguredGroups(Callback):
                 changed["lr"] = own[base] * (state["lr"] / before[base])  # a schedule has come further
             values.update(changed)
         for schedule in (config.scheduler for config in trainer.lr_scheduler_configs):
-            if differs and isinstance(schedule, LambdaLR):  # of which the function may have changed
-                groups = schedule.optimizer.param_groups
-                for group, lr, factor in zip(groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
-                    group["lr"] = lr * factor(schedule.last_epoch)
+            if isinstance(schedule, LambdaLR):  # of which the function may have changed
+                factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+                rates = [lr * factor for lr, factor in zip(schedule.base_lrs, factors, strict=True)]
+                if rates != schedule.get_last_lr():  # else what another callback has made of them stays
+                    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+                        group["lr"] = rate
 
 
 def _in_bytes(value: Any) -> bytes:
