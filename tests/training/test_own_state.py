@@ -370,6 +370,24 @@ def test_a_rate_or_schedule_that_a_resumed_module_is_given_holds(in_folder, kind
     assert group["counted"].tolist() == [9, 9], "what an optimizer has made of its groups stays"
 
 
+WEIGHTED = """
+class Weighted(Logging):
+    def __init__(self, weight: float = 1.0):
+        super().__init__()
+        self.criterion = torch.nn.CrossEntropyLoss(torch.full([10], weight))
+"""
+
+
+def test_buffers_that_the_checkpoint_restores_are_named_where_options_of_the_module_change(in_folder):
+    """Weights of classes are a buffer of the loss, and Lightning restores them with the weights."""
+    (in_folder / "weighted.py").write_text(LOGGING + WEIGHTED)
+    flags = [flag for flag in RUN if not flag.startswith("--model")]
+    with killed_after(4):
+        main([*flags, "--module=weighted.Weighted", "--out=run"])
+    with pytest.warns(UserWarning, match="^criterion.weight: as in the checkpoint, whatever the options of the module"):
+        assert main(["fit", "--resume=run", "--module.weight=2", "--allow-config-change=module.weight"]) == 0
+
+
 BY_HAND = """
 import os, signal
 from lightning.pytorch import Callback

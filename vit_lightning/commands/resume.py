@@ -125,6 +125,12 @@ class Resumed:
         if self.changes:
             config = self.folder / "config.yaml"
             write_whole(config, note_changes(experiment.to_yaml(), config, self.changes, done))
+        if any(key.partition(".")[0] == "module" for key in self.changes or ()):
+            kept = checkpoint.get("state_dict", {})
+            held = [name for name, made in module.named_buffers() if name in kept and not made.equal(kept[name])]
+            if held:
+                text = "as in the checkpoint, whatever the options of the module"
+                warnings.warn(f"{', '.join(held[:9])}: {text}", stacklevel=2)
         with foreign(path or self.folder):
             # before a validation, the rows of the step that it follows are logged again
             measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
