@@ -28,10 +28,12 @@ PLAIN_TYPES = {"data.batches"}
 """What training may import of the data: the form of a batch."""
 
 CEILINGS = {
-    "models": 1_345, "data": 2_400, "storage": 1_050, "weights": 2_700, "inspect": 510, "training": 2_620,
-    "config": 2_150, "figures": 900, "commands": 2_150, "report": 2_450, "ablation": 1_650, "(root)": 540,
+    "models": 1_346, "data": 2_400, "storage": 1_050, "weights": 2_700, "inspect": 509, "training": 2_620,
+    "config": 2_150, "figures": 900, "commands": 2_150, "report": 1_950, "ablation": 1_650, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
+ABOVE = {"(root)": 710, "config": 2_705, "data": 3_050, "storage": 1_060, "training": 2_930, "weights": 3_030}
+"""Lines of rooms that are above their ceiling still; they only fall."""
 MOST_LINES, MOST_FILES = 19_900, 18
 
 PACKAGE = REPOSITORY / "vit_lightning"
@@ -99,15 +101,24 @@ def test_the_package_is_rooms_and_a_few_leaves():
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(MAY_IMPORT)
 
 
-@pytest.mark.xfail(reason="rooms are being emptied", strict=True)
-def test_the_rooms_stay_within_their_budget():
+def code_lines():
     spec = importlib.util.spec_from_file_location("code_lines", REPOSITORY / "experiments/benchmarks/code_lines.py")
     counter = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(counter)
-    lines, files = counter.count(PACKAGE)
+    return counter.count(PACKAGE)
+
+
+def test_no_room_grows():
+    lines, files = code_lines()
+    assert {room: count for room, count in lines.items() if count > max(CEILINGS[room], ABOVE.get(room, 0))} == {}
+    assert {room: count for room, count in files.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.xfail(reason="rooms above their ceiling are being emptied", strict=True)
+def test_the_rooms_stay_within_their_budget():
+    lines, _ = code_lines()
     assert lines.total() <= MOST_LINES
     assert {room: count for room, count in lines.items() if count > CEILINGS[room]} == {}
-    assert {room: count for room, count in files.items() if count > MOST_FILES} == {}
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -172,7 +172,7 @@ KEYS = {
     "fit digits.yaml --model.attention.qkvbias=true": "(did you mean model.attention.qkv_bias?)",
     "fit digits.yaml --optimizer.learning_rate=1": "optimizer.learning_rate=1 ... did you mean optimizer.lr?",
     "fit digits.yaml --optimizer=adam": "optimizer=adam: give its options ... did you mean optimizer.name=adam?",
-    "fit digits.yaml --loss=3": "loss=3: give its options (name, label_smoothing)",
+    "fit digits.yaml --loss=3": "loss=3: give its options (name, label_smoothing, target_threshold)",
     "fit digits.yaml --ema.class_path=NAdam": "ema.class_path=NAdam: ema takes no class",
     "fit digits.yaml --model=resnet18": "resnet18 is not there (did you mean torchvision.models.resnet18?)",
     "fit digits.yaml --model=ViTT": "model.class_path=ViTT is not there (did you mean ViT?)",
@@ -319,6 +319,8 @@ TOGETHER = {
     ],
     "fit digits.yaml --metrics='[{class_path: Accuracy, name: acc}]'": "metrics.name=acc",
     "fit digits.yaml --metrics='[{class_path: F1Score, name: [1]}]'": "metrics.name=[1] must be",
+    "fit digits.yaml --loss=null --loss.label_smoothing=0.1": "loss=null beside options of loss: give one of them",
+    "fit digits.yaml --optimizer.lr=0.1 --optimizer=null": "optimizer=null beside options of optimizer: give one",
     "fit digits.yaml --optimizer.lr=null --lr=None": ["optimizer.lr=null must be", "lr=null: there is no such option"],
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.lr=abc": "optimizer.lr=abc must be",
     "fit digits.yaml --ema.decay=0.9 --trainer.callbacks='[{class_path: EMAWeightAveraging}]'": (

@@ -12,6 +12,7 @@ from typing import Any
 from vit_lightning.config.files import ARGUMENTS, Config, as_list, flatten
 from vit_lightning.config.names import can_be_class, is_same_class
 from vit_lightning.config.options import BESIDE_OTHER_CLASS, DEFAULT_CLASSES
+from vit_lightning.errors import UserError
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.storage.parsing import parse_yaml
 
@@ -86,6 +87,8 @@ def config_of_flags(flags: Sequence[tuple[str, str]]) -> Config:
 def _add(merged: Config, more: Config) -> None:
     for key, value in more.items():
         before = merged.get(key)
+        if key in merged and {type(before), type(value)} == {dict, type(None)}:
+            raise UserError(f"{key}=null beside options of {key}: give one of them")
         if isinstance(before, str) and isinstance(value, dict):
             merged[key] = {"class_path": before, **value}
         elif isinstance(before, dict) and isinstance(value, dict):

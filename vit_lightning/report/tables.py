@@ -63,9 +63,9 @@ def verdict_table(analysis: Analysis) -> Table:
     about = " about these values" if study.tuning is not None and not study.tuning.replicates else ""
     alpha = f"{100 * rules.alpha:g} %"
     risk = f"The probability that any verdict{about} is false is at most {alpha}."
-    if any("tuning luck" in line.label for line in found):
-        risk += " Tuning luck: two arms exactly alike differ by as much, as tuning chose other values for them; "
-        risk += f"the {alpha} leave it out (tune.replicates counts it in)."
+    if analysis.luck is not None and (share := float((analysis.luck > 0).mean())) > rules.alpha:
+        risk += f" Tuning luck: arms exactly alike, each tuned, are called better or worse in {100 * share:.0f} % of "
+        risk += f"studies; the {alpha} leave it out (tune.replicates counts it in)."
 
     columns: list[tuple[str, Callable[[Line], str], str]] = [  # header, cell and note
         ("arm", lambda line: named(analysis, line.arm, str), ""),
