@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 from vit_lightning import Digits, UserError, ViT, load
 from vit_lightning.cli import main
 from vit_lightning.config.resolve import resolve
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.weights.files import read_weights
 from vit_lightning.weights.identify import identify
 
@@ -356,6 +357,30 @@ def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(tmp
         assert main(["test", f"--ckpt={name}", "--data=Digits", f"--out={name}.d"]) == 0
     found, same = (json.loads((tmp_path / f"vit.{end}.d/results.json").read_text()) for end in ("ckpt", "pth"))
     assert found["test/loss"] == same["test/loss"]
+
+
+STEPS = """
+    def training_step(self, batch, batch_idx):
+        return 0 * self(batch[0]).sum()
+    def validation_step(self, batch, batch_idx):
+        self.log("val/acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("classes", "new"), [(10, set()), (12, {"head.weight", "head.bias"})])
+def test_a_training_starts_from_a_checkpoint_of_any_lightning(tmp_path, monkeypatch, classes, new):
+    """PL#15705: that of a module of the user's was "of none of the families"; a head of other classes is new."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"begun{classes}.py").write_text(OWN + STEPS)
+    theirs = importlib.import_module(f"begun{classes}").Own(num_classes=classes).state_dict()
+    torch.save({"state_dict": theirs, "pytorch-lightning_version": "2.6.0"}, "theirs.ckpt")
+    flags = [f"--module=begun{classes}.Own", "--data=Digits", "--optimizer.class_path=torch.optim.SGD", "--test=false"]
+    flags += ["--trainer.max_steps=1", "--wandb.mode=disabled", "--init_from=theirs.ckpt", f"--reset_head={bool(new)}"]
+    assert main(["fit", *flags, "--out=run"]) == 0
+    begun = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["state_dict"]
+    assert {name for name, value in theirs.items() if not torch.equal(value, begun[name])} == new
 
 
 def test_an_arch_of_timm_prepares_the_images_and_without_it_a_note_names_the_crop(tmp_path):

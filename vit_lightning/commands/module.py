@@ -59,16 +59,15 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         return
     if not isinstance(module, ViTClassifier):
         path = find_checkpoint(place, "init_from")
-        head, checkpoint, own = {}, read_checkpoint(path), experiment.data.class_names
+        checkpoint, own = read_checkpoint(path), experiment.data.class_names
+        module.configure_model()
         if experiment.config["reset_head"]:
-            head = head_state(module)
+            checkpoint["state_dict"] |= head_state(module)
         elif names := (checkpoint.get("test_view") or {}).get("class_names"):
             refuse(differences(experiment.data.place, own, f"init_from={place}", names, "give reset_head=true"))
-        module.configure_model()
         if str(experiment.trainer["precision"]).startswith("64"):
             module.double()  # Lightning converts only later
         load_weights(module, checkpoint, path)
-        module.load_state_dict(head, strict=False)
         return
     first = experiment.initial
     assert first is not None

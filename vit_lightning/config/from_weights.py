@@ -249,7 +249,7 @@ def with_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeigh
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
         also_search(folder)
-    for_vit = not named or class_of(named[-1]) is ViT
+    for_vit = not takes_no_network(sources) and (not named or class_of(named[-1]) is ViT)
     initial = initial.described(for_vit=for_vit, heads=heads)
     return initial, [{"model": flatten(initial.model)}, *sources]
 
