@@ -24,6 +24,18 @@ def runs() -> list[str]:
     return sorted(path.parent.name for path in Path("runs/run").glob("*/config.yaml"))
 
 
+def test_auto_continues_the_trial_of_an_agent_and_no_other_with_the_same_options(in_folder, trained, monkeypatch):
+    shutil.copytree(trained[0], "runs/run/0")
+    Path("runs/run/0/results.json").unlink()
+    monkeypatch.setenv("WANDB_RUN_ID", "other")
+    start("--resume=auto")
+    assert len(runs()) == 2
+    monkeypatch.setenv("WANDB_RUN_ID", json.loads(Path("runs/run/0/environment.json").read_text())["run_id"])
+    start("--resume=auto")
+    assert len(runs()) == 2
+    assert Path("runs/run/0/results.json").exists()
+
+
 def test_auto_continues_with_the_newest_run_of_the_same_config_that_is_not_over(in_folder, trained):
     shutil.copytree(trained[0], "runs/run/0")
     results = Path("runs/run/0/results.json")

@@ -133,6 +133,23 @@ def table_of(place: Path, rows: dict[str, list[object]], *, others: dict[str, li
 
 
 @installed
+def test_the_only_columns_of_images_and_classes_need_no_usual_name(tmp_path):
+    """As those of CIFAR-10 on the hub, whose images are in ``img``; which of two columns is meant is not guessed."""
+    import datasets
+
+    for file in parquet(tmp_path, "train", "val", "test").iterdir():
+        table = datasets.Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "made"))
+        table.rename_columns({"image": "img", "label": "breed"}).to_parquet(str(file))
+    data = of(tmp_path, tmp_path / "tables")
+    data.check()
+    assert data.class_names == ["cat", "dog"]
+    assert [int(data.dataset("val").__getitems__(Request([index], None)).labels) for index in (0, 39)] == [0, 1]
+    for asked in ({"label_column": "species"}, {"image_column": "picture"}):
+        with pytest.raises(UserError, match=f"no column data.{next(iter(asked))}={next(iter(asked.values()))}"):
+            of(tmp_path, tmp_path / "tables", **asked).check()
+
+
+@installed
 def test_other_columns_are_left_alone_and_a_null_is_a_damaged_image(tmp_path):
     write_images(tmp_path / "images", 20)
     files = [{"bytes": path.read_bytes(), "path": None} for path in sorted((tmp_path / "images").iterdir())]

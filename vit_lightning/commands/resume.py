@@ -36,7 +36,7 @@ from vit_lightning.storage.checkpoint_files import (
     read_checkpoint,
     run_folder_of,
 )
-from vit_lightning.storage.folder import hold, is_first, release, try_hold, write_whole
+from vit_lightning.storage.folder import hold, is_first, read_json, release, try_hold, write_whole
 from vit_lightning.storage.metrics import read_metrics, read_results, resume_rows
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.training.classifier import ViTClassifier
@@ -302,14 +302,18 @@ def unfinished_run(
 ) -> tuple[Path, int] | None:
     """Returns the newest run of a config that is neither finished nor in use, and the lock that now holds it.
 
-    Unfinished runs with other options are passed over; up to three of them are printed.
+    Unfinished runs with other options are passed over; up to three of them are printed. So are those with another W&B
+    id than an agent has given: trials of a sweep may have the same options.
 
     Raises:
         CannotResume: there is none, and there ``must`` be one.
     """
     passed_over: list[str] = []
     configs = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
+    asked = os.environ.get("WANDB_RUN_ID")
     for folder in (path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime_ns, reverse=True)):
+        if asked and read_json(folder / "environment.json").get("run_id", asked) != asked:
+            continue
         try:
             changed = changes(read_run_config(folder), config) | changed_files(folder)
         except UserError:  # its config is damaged, so that it cannot be the same one
