@@ -27,6 +27,7 @@ def runs() -> list[str]:
 def test_auto_continues_the_trial_of_an_agent_and_no_other_with_the_same_options(in_folder, trained, monkeypatch):
     shutil.copytree(trained[0], "runs/run/0")
     Path("runs/run/0/results.json").unlink()
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
     monkeypatch.setenv("WANDB_RUN_ID", "other")
     start("--resume=auto")
     assert len(runs()) == 2

@@ -319,8 +319,8 @@ TOGETHER = {
     ],
     "fit digits.yaml --metrics='[{class_path: Accuracy, name: acc}]'": "metrics.name=acc",
     "fit digits.yaml --metrics='[{class_path: F1Score, name: [1]}]'": "metrics.name=[1] must be",
-    "fit digits.yaml --loss=null --loss.label_smoothing=0.1": "loss=null beside options of loss: give one of them",
-    "fit digits.yaml --optimizer.lr=0.1 --optimizer=null": "optimizer=null beside options of optimizer: give one",
+    "fit digits.yaml --loss=null --loss.label_smoothing=0.1": "loss=null before options of it: give one of them",
+    "fit digits.yaml --trainer.logger=null --trainer.logger.save_dir=x": "trainer.logger=null before options of it",
     "fit digits.yaml --optimizer.lr=null --lr=None": ["optimizer.lr=null must be", "lr=null: there is no such option"],
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.lr=abc": "optimizer.lr=abc must be",
     "fit digits.yaml --ema.decay=0.9 --trainer.callbacks='[{class_path: EMAWeightAveraging}]'": (

@@ -133,13 +133,13 @@ def table_of(place: Path, rows: dict[str, list[object]], *, others: dict[str, li
 
 
 @installed
-def test_the_only_columns_of_images_and_classes_need_no_usual_name(tmp_path):
-    """As those of CIFAR-10 on the hub, whose images are in ``img``; which of two columns is meant is not guessed."""
+def test_the_only_column_of_images_needs_no_usual_name(tmp_path):
+    """As in CIFAR-10 of the hub, which has ``img``; no labels are guessed, nor images that not all tables have."""
     import datasets
 
     for file in parquet(tmp_path, "train", "val", "test").iterdir():
         table = datasets.Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "made"))
-        table.rename_columns({"image": "img", "label": "breed"}).to_parquet(str(file))
+        table.rename_columns({"image": "img"}).to_parquet(str(file))
     data = of(tmp_path, tmp_path / "tables")
     data.check()
     assert data.class_names == ["cat", "dog"]
@@ -147,6 +147,9 @@ def test_the_only_columns_of_images_and_classes_need_no_usual_name(tmp_path):
     for asked in ({"label_column": "species"}, {"image_column": "picture"}):
         with pytest.raises(UserError, match=f"no column data.{next(iter(asked))}={next(iter(asked.values()))}"):
             of(tmp_path, tmp_path / "tables", **asked).check()
+    table.rename_columns({"image": "photo"}).to_parquet(str(file))  # of one file
+    with pytest.raises(UserError, match=r"no column data\.image_column=image"):
+        of(tmp_path, tmp_path / "tables").check()
 
 
 @installed

@@ -127,10 +127,12 @@ class Resumed:
             write_whole(config, note_changes(experiment.to_yaml(), config, self.changes, done))
         if any(key.partition(".")[0] == "module" for key in self.changes or ()):
             kept = checkpoint.get("state_dict", {})
-            held = [name for name, made in module.named_buffers() if name in kept and not made.equal(kept[name])]
+            counted_by_training = re.compile(r"(.*\.)?(running_mean|running_var|num_batches_tracked)")
+            made = {name: one for name, one in module.named_buffers() if not counted_by_training.fullmatch(name)}
+            held = [name for name in made.keys() & kept.keys() if not made[name].equal(kept[name].to(made[name].dtype))]
             if held:
                 text = "as in the checkpoint, whatever the options of the module"
-                warnings.warn(f"{', '.join(held[:9])}: {text}", stacklevel=2)
+                warnings.warn(f"{', '.join(sorted(held))}: {text}", stacklevel=2)
         with foreign(path or self.folder):
             # before a validation, the rows of the step that it follows are logged again
             measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
@@ -302,17 +304,18 @@ def unfinished_run(
 ) -> tuple[Path, int] | None:
     """Returns the newest run of a config that is neither finished nor in use, and the lock that now holds it.
 
-    Unfinished runs with other options are passed over; up to three of them are printed. So are those with another W&B
-    id than an agent has given: trials of a sweep may have the same options.
+    Unfinished runs with other options are passed over, and those of other trials of a sweep, which may have the same
+    options; up to three are printed.
 
     Raises:
         CannotResume: there is none, and there ``must`` be one.
     """
     passed_over: list[str] = []
     configs = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
-    asked = os.environ.get("WANDB_RUN_ID")
+    trial = os.environ.get("WANDB_RUN_ID") if "WANDB_SWEEP_ID" in os.environ else None
     for folder in (path.parent for path in sorted(configs, key=lambda path: path.stat().st_mtime_ns, reverse=True)):
-        if asked and read_json(folder / "environment.json").get("run_id", asked) != asked:
+        if trial and read_json(folder / "environment.json").get("run_id", trial) != trial:
+            passed_over.append(f"{folder} is unfinished, but of another trial of the sweep")
             continue
         try:
             changed = changes(read_run_config(folder), config) | changed_files(folder)

@@ -84,15 +84,15 @@ def config_of_flags(flags: Sequence[tuple[str, str]]) -> Config:
     return merged
 
 
-def _add(merged: Config, more: Config) -> None:
+def _add(merged: Config, more: Config, prefix: str = "") -> None:
     for key, value in more.items():
         before = merged.get(key)
-        if key in merged and {type(before), type(value)} == {dict, type(None)}:
-            raise UserError(f"{key}=null beside options of {key}: give one of them")
+        if key in merged and before is None and isinstance(value, dict):
+            raise UserError(f"{prefix}{key}=null before options of it: give one of them")
         if isinstance(before, str) and isinstance(value, dict):
             merged[key] = {"class_path": before, **value}
         elif isinstance(before, dict) and isinstance(value, dict):
-            _add(before, value)
+            _add(before, value, f"{prefix}{key}.")
         else:
             merged[key] = [*as_list(before), *as_list(value)] if key.endswith("+") else value
 

@@ -51,7 +51,7 @@ class HuggingFaceSet(ImageSet):
         name: configuration of a set on the hub that has several.
         revision: commit, branch or tag of a set on the hub; a run's config.yaml has the commit that was loaded.
         image_column: column with the images; without one of the usual name, the only one of images.
-        label_column: column with the labels; without one of the usual name, the only one of classes.
+        label_column: column with the labels.
         cache: folder for what is downloaded and unpacked.
     """
 
@@ -126,23 +126,20 @@ class HuggingFaceSet(ImageSet):
             raise UserError("HuggingFaceSet needs datasets (pip install 'vit-lightning[datasets]')") from fault
         try:
             found = self._of_folder(datasets) if Path(self.path).is_dir() else self._of_hub(datasets)
-            return {split: [self._renamed(table, datasets) for table in tables] for split, tables in found.items()}
+            new = self._renamed([table for tables in found.values() for table in tables], datasets)
+            return {split: [table.rename_columns(new) for table in tables] for split, tables in found.items()}
         except UserError:
             raise
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as fault:
             text = " ".join(str(fault.__cause__ or fault).split())[:300]
             raise UserError(f"path={self.path} cannot be loaded: {text}") from fault
 
-    def _renamed(self, table: Any, datasets: Any) -> Any:
-        """Returns a table with the usual names of columns: CIFAR-10 of the hub has its images in ``img``."""
-        for asked, name, kind in (
-            (self.image_column, "image", datasets.Image),
-            (self.label_column, "label", datasets.ClassLabel),
-        ):
-            only = [column for column, feature in table.features.items() if isinstance(feature, kind)]
-            if asked == name and name not in table.features and len(only) == 1:
-                table = table.rename_column(only[0], name)
-        return table
+    def _renamed(self, tables: Sequence[Any], datasets: Any) -> dict[str, str]:
+        """Returns the new name of the only column of images, as ``img`` in CIFAR-10 of the hub, if none is usual."""
+        found = {name for table in tables for name, one in table.features.items() if isinstance(one, datasets.Image)}
+        usual = any(self.image_column in table.features for table in tables)
+        is_clear = len(found) == 1 and all(found <= {*table.features} for table in tables)
+        return {found.pop(): "image"} if self.image_column == "image" and is_clear and not usual else {}
 
     def _of_hub(self, datasets: Any) -> dict[Split, list[Any]]:
         """Loads the tables of a set of the hub, of which ``datasets`` keeps a copy in ``cache``."""

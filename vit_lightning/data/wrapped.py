@@ -412,7 +412,9 @@ class WrappedDataModule(ImageData):
         if is_ours:
             count = len(self.class_names)
             of_all = f"labels of {count} classes are 0 to {count - 1}: change them, or give data.num_classes"
-            if found.labels.is_cpu or not self.trainer.global_step:  # on a GPU it waits for the step before
+            is_read = "acc" in getattr(kind, "measures", ())  # as it is not by MAE
+            # on a GPU it waits for the step before
+            if is_read and (found.labels.is_cpu or not self.trainer.global_step):
                 wrong = found.labels[(found.labels < 0) | (found.labels >= count)].tolist()
                 refuse(f"data.{self.title}: a batch has the label {label} ({of_all})" for label in wrong[:1])
             return found.replace(images=found.images.to(kind.dtype), labels=self.of_model(found.labels))

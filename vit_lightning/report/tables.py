@@ -63,7 +63,8 @@ def verdict_table(analysis: Analysis) -> Table:
     about = " about these values" if study.tuning is not None and not study.tuning.replicates else ""
     alpha = f"{100 * rules.alpha:g} %"
     risk = f"The probability that any verdict{about} is false is at most {alpha}."
-    if analysis.luck is not None and (share := float((analysis.luck > 0).mean())) > rules.alpha:
+    share = 0.0 if analysis.luck is None else float((analysis.luck > 0).mean())
+    if share > rules.alpha or any("tuning luck" in line.label for line in found):
         risk += f" Tuning luck: arms exactly alike, each tuned, are called better or worse in {100 * share:.0f} % of "
         risk += f"studies; the {alpha} leave it out (tune.replicates counts it in)."
 

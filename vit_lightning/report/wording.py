@@ -326,10 +326,9 @@ def why_ended(comparisons: Sequence[ArmComparison]) -> str:
 def at_the_end(study: Study, comparisons: Sequence[ArmComparison]) -> str:
     """Says that nothing is left to run, why, and what would answer what is undecided."""
     why = why_ended(comparisons)
-    seen = [one for one in comparisons if one.analysis is not None and not one.blocked]
-    open_ones = [one for one in seen if one.verdict in ("undecided", "not worse")]
+    verdicts = {one.verdict for one in comparisons if one.analysis is not None and not one.blocked}
     more = "; compare.max_seeds may be raised" if study.compare.max_seeds < MOST_SEEDS else ""
-    return f"nothing is left to run{why}{more if why and open_ones else ''}"
+    return f"nothing is left to run{why}{more if why and verdicts & {'undecided', 'not worse'} else ''}"
 
 
 def _failed(analysis: Analysis, name: str) -> str:

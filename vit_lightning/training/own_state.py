@@ -75,7 +75,7 @@ class OwnState(Callback):
         ranks, states = checkpoint["own_state"], checkpoint["callbacks"]
         packed = BytesIO(ranks[trainer.global_rank % len(ranks)])  # there may be more ranks than before
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, callbacks.EarlyStopping) and callback.state_key in states:
+            if type(callback) is callbacks.EarlyStopping and callback.state_key in states:
                 states[callback.state_key]["patience"] = callback.patience  # an argument, which may have been changed
         for part in _parts(trainer).values():
             for name in ("on_fit_start", "on_train_start") if isinstance(part, Callback | LightningModule) else ():

@@ -143,8 +143,9 @@ def _file_in(folder: Path) -> Path:
         raise UserError(f"{folder} holds runs and is none itself{run}")
     if not found:
         inner = [file.parent for name in IN_FOLDER for file in folder.glob(f"*/{name}")]
-        near = inner or [file for kind in ("*.ckpt", "*.pth", "*.pth.tar") for file in folder.rglob(kind)]
-        hint = f" (did you mean {max(near, key=lambda path: path.stat().st_mtime_ns)}?)" if near else ""
+        within = (f"{inside}{kind}" for inside in ("", "*/", "*/*/") for kind in ("*.ckpt", "*.pth", "*.pth.tar"))
+        near = inner or [file for pattern in within for file in folder.glob(pattern)]
+        hint = f" (did you mean {max(near, key=lambda path: path.lstat().st_mtime_ns)}?)" if near else ""
         raise UserError(f"the folder holds neither {BEST} nor {LAST} nor {', '.join(IN_FOLDER)}{hint}")
     return found[0]
 
