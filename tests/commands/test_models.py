@@ -91,7 +91,7 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     assert main(["summary", *flags, "--model.depth=2"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"model.blocks.1 .* \[1, 5, 192\]", said)
-    assert re.search(r"memory +at least [\d.]+ MB for a step of \d+ in ", said)
+    assert re.search(r"memory +about [\d.]+ MB for a step of \d+ in ", said)
     assert main(["summary", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--batch-size int" in said
