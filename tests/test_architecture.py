@@ -125,6 +125,19 @@ def test_the_rooms_stay_within_their_budget():
     assert {room: count for room, count in lines.items() if count > CEILINGS[room]} == {}
 
 
+def test_scripts_and_the_site_import_what_is_there():
+    scripts = [*(REPOSITORY / "experiments").rglob("*.py"), *(REPOSITORY / "notebooks").rglob("*.py")]
+    nodes = [(path.name, node) for path in scripts for node in ast.walk(ast.parse(path.read_text()))]
+    asked = [
+        (path, node.module, one.name) for path, node in nodes if isinstance(node, ast.ImportFrom) for one in node.names
+    ]
+    ours = [one for one in asked if str(one[1]).split(".")[0] == PACKAGE.name]
+    assert ours
+    known = {module: importlib.import_module(module) for _, module, _ in ours}
+    is_module = {f"{PACKAGE.name}.{name}" for name in MODULES}
+    assert [one for one in ours if not hasattr(known[one[1]], one[2]) and f"{one[1]}.{one[2]}" not in is_module] == []
+
+
 def loaded_by(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -21,7 +21,7 @@ import vit_lightning
 from vit_lightning import Digits, HuggingFaceSet, ImageData, ImageFiles, ImageFolder, TorchvisionSet
 from vit_lightning.ablation.plan import plan_options
 from vit_lightning.cli import COMMANDS
-from vit_lightning.config.help import Option, command_options, general_options, option_groups, options_of, usage_of
+from vit_lightning.config.help import HelpItem, command_options, general_options, help_items, option_groups, usage_of
 from vit_lightning.data.image_set import ImageSet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,12 +119,12 @@ def options(group: str) -> str:
     if group == "general":
         return "\n".join(_options("", general_options("fit")))
     if group != "data":
-        return "\n".join(_options(f"{group}.", options_of(option_groups()[group])))
+        return "\n".join(_options(f"{group}.", help_items(option_groups()[group])))
     parts = []
     for title, kind in KINDS_OF_DATA.items():
         bases = [base for base in kind.__mro__[1:] if base in KINDS_OF_DATA.values()]
-        known = {option for base in bases for option in options_of(base)}
-        found = [option for option in options_of(kind) if option not in known]
+        known = {option for base in bases for option in help_items(base)}
+        found = [option for option in help_items(kind) if option not in known]
         parts += [f"### data: {title}", "", *_options("data.", found)]
     return "\n".join(parts)
 
@@ -171,7 +171,7 @@ def _home(name: str) -> str:
     return vars(vit_lightning)["_MODULES"][name]
 
 
-def _options(prefix: str, found: list[Option]) -> list[str]:
+def _options(prefix: str, found: list[HelpItem]) -> list[str]:
     lines = []
     for option in found:
         default = f", by default `{option.default}`" if option.default else ""
