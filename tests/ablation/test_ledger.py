@@ -83,17 +83,6 @@ def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_pat
     assert ledger.claim(run) is not None
 
 
-def test_a_run_that_kills_its_process_again_and_again_fails(tmp_path):
-    ledger, run = make_ledger(tmp_path)
-    for number in range(ledgers.SILENT_DEATHS):
-        claim = ledger.claim(run)
-        assert claim is not None, number
-        owner = json.loads(claim.path.read_text())
-        claim.path.write_text(json.dumps({**owner, "started": "12"}))
-    assert ledger.claim(run) is None
-    assert ledger.failure(run)["cause"].startswith("its process was killed 10 times in a row")
-
-
 def test_a_failure_that_is_written_while_a_claim_is_made_counts(tmp_path):
     ledger, run = make_ledger(tmp_path)
     claim = ledger.claim(run)
@@ -233,16 +222,6 @@ def test_an_arm_without_a_value_that_trains_has_failed_and_is_tuned_again_on_req
     assert [run for run in ledger.look().pending if run.arm == "b"] == trials
 
 
-def test_an_arm_whose_trials_all_diverged_is_not_tuned_again(tmp_path):
-    ledger, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
-    for run in ledger.look().planned:
-        ledger.end_attempt(run, ledger.claim(run), "diverged", "loss is nan")
-    said = ledger.retry()
-    assert said
-    assert all("diverged, and would do so again" in text for text in said)
-    assert not ledger.look().pending
-
-
 def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):
     """One process tries a failed trial again while another has begun the runs without it."""
     one, _ = make_ledger(tmp_path, tune={"options": {"optimizer.lr": [0.1, 0.2]}, "seeds": [1000]})
@@ -265,44 +244,35 @@ def test_runs_of_an_arm_have_the_values_that_the_first_process_chose(tmp_path):
     )
 
 
-def test_attempts_are_limited_however_far_each_got(tmp_path):
-    def attempts(seed: int, kind: ledgers.Kind, steps: list[int]) -> int:
-        run, outcomes = Planned("a", seed), []
-        folder = ledger.run_folder(run)
-        folder.mkdir(parents=True)
-        for step in steps:
-            claim = ledger.claim(run)
-            if claim is None:
-                break
-            (folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
-            outcomes.append(ledger.end_attempt(run, claim, kind, "x"))
-        return len(outcomes)
-
-    ledger, _ = make_ledger(tmp_path)
-    onwards = [*range(1, 40)]
-    assert attempts(0, "killed", onwards) == 6
-    assert attempts(1, "error", onwards) == 2
-    assert attempts(2, "stopped", onwards) == 39, "a cluster may end it as often as it likes while it gets on"
-    assert attempts(3, "stopped", [5] * 40) == 7, "the first got somewhere"
-
-
-def test_deaths_without_a_word_are_counted_unless_a_run_gets_further_than_ever(tmp_path):
-    def deaths(seed: int, steps: list[int]) -> int:
-        run, count = Planned("a", seed), 0
-        folder = ledger.run_folder(run)
-        folder.mkdir(parents=True)
-        for step in steps:
-            claim = ledger.claim(run)
-            if claim is None:
-                break
+@pytest.mark.parametrize(
+    ("kind", "steps", "attempts"),
+    [
+        ("killed", [*range(1, 40)], 6),
+        ("error", [*range(1, 40)], 2),
+        ("stopped", [*range(1, 40)], 39),  # a cluster may end it as often as it likes while it gets on
+        ("stopped", [5] * 40, 7),  # the first got somewhere
+        ("", [*range(1, 40)], 39),
+        ("", [9 - n % 7 for n in range(40)], 11),
+    ],
+)
+def test_attempts_are_limited_and_deaths_without_a_word_unless_a_run_gets_further_than_ever(
+    tmp_path, kind, steps, attempts
+):
+    ledger, run = make_ledger(tmp_path)
+    ledger.run_folder(run).mkdir(parents=True)
+    count = 0
+    for step in steps:
+        if (claim := ledger.claim(run)) is None:
+            break
+        (ledger.run_folder(run) / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+        count += 1
+        if kind:
+            ledger.end_attempt(run, claim, kind, "x")
+        else:
             claim.path.write_text(json.dumps({**json.loads(claim.path.read_text()), "started": "12"}))
-            (folder / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
-            count += 1
-        return count
-
-    ledger, _ = make_ledger(tmp_path)
-    assert deaths(0, [*range(1, 40)]) == 39
-    assert deaths(1, [9 - n % 7 for n in range(40)]) == 11
+    assert count == attempts
+    said = f"its process was killed {ledgers.SILENT_DEATHS} times in a row"
+    assert kind or attempts == len(steps) or ledger.failure(run)["cause"].startswith(said)
 
 
 def test_containers_that_share_the_names_of_host_and_process_make_a_file_once(tmp_path, monkeypatch):

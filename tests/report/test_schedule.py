@@ -1,7 +1,6 @@
 """Runs that the analyses of a study need: the same whatever the order in which runs end."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from vit_lightning.report.study import Compare, Run, Study
 SEEDS = [*range(21)]
 
 
-def study_of(runs: list[Run], how: str, max_seeds: int = 14) -> Study:
+def study_of(runs: list[Run], how: str) -> Study:
     arms = {run.arm: {} for run in sorted(runs, key=lambda run: run.arm)} or {"a": {}, "b": {}}
     return Study(
         name="p",
@@ -22,10 +21,10 @@ def study_of(runs: list[Run], how: str, max_seeds: int = 14) -> Study:
         config="c.yaml",
         metric="val/loss",
         goal="maximize",
-        compare=Compare("test/acc", 0.02, max_seeds, arms=how),
+        compare=Compare("test/acc", 0.02, 14, arms=how),
         baseline="a",
         arms=arms,
-        seeds=SEEDS[: most_seeds(max_seeds)],
+        seeds=SEEDS[: most_seeds(14)],
         split_varies=False,
         runs=runs,
     )
@@ -65,19 +64,3 @@ def test_the_order_in_which_runs_end_changes_nothing(how, failed):
     assert needed["c"] == 6 + bool(failed and how != "baseline"), "it is decided at the first analysis"
     if failed:
         assert needed["d"] >= 7, "a seed more, in place of that with a failed run"
-
-
-def test_arms_that_are_open_wait_for_the_next_analysis():
-    outcomes = all_runs(set())
-    runs = [outcomes[arm, seed] for arm in "abc" for seed in range(6) if (arm, seed) != ("b", 5)]
-    schedule = make_schedule(study_of(runs, "baseline"))
-    assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 6, "b": 6, "c": 6}, ["a", "b"], 6)
-    schedule = make_schedule(study_of([*runs, outcomes["b", 5]], "baseline"))
-    assert (schedule.seeds, schedule.open, schedule.next_analysis) == ({"a": 8, "b": 8, "c": 6}, ["a", "b"], 8)
-    schedule = make_schedule(study_of([*runs, outcomes["b", 5]], "baseline", max_seeds=6))
-    assert (schedule.seeds, schedule.open) == ({"a": 6, "b": 6, "c": 6}, [])
-    schedule = make_schedule(study_of([*runs, Run("b", 5, "b5", "failed")], "baseline"))
-    assert (schedule.seeds, schedule.open) == ({"a": 7, "b": 7, "c": 6}, ["a", "b"]), "the next seed replaces it"
-    failed = [replace(run, state="failed") if run.arm == "b" and run.seed < 4 else run for run in runs]
-    schedule = make_schedule(study_of([*failed, outcomes["b", 5]], "baseline"))
-    assert (schedule.seeds, schedule.open) == ({"a": 6, "b": 6, "c": 6}, []), "too many"
