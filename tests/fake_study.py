@@ -92,6 +92,29 @@ def make_study(
     )
 
 
+def bare_study(
+    results: Mapping[str, Sequence[float | None]],
+    *,
+    images: int | None = 360,
+    compare: Compare | None = None,
+    **rules: Any,
+) -> Study:
+    """A study without files, of these results by arm, one for each seed; None is a run that failed."""
+    compare = compare or Compare(**{"metric": "test/acc", "smallest_effect": 0.005, "max_seeds": 20, **rules})
+    runs = [
+        Run(arm, seed, f"{arm}-{seed}", "failed", "diverged")
+        if value is None
+        else Run(arm, seed, f"{arm}-{seed}", "done", results={compare.metric: value, "test_images": images})
+        for arm, values in results.items()
+        for seed, value in enumerate(values)
+    ]
+    return Study(
+        **{"name": "pooling", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/loss"},
+        **{"goal": "maximize", "compare": compare, "baseline": next(iter(results)), "split_varies": False},
+        **{"arms": {arm: {} for arm in results}, "seeds": list(range(compare.max_seeds)), "runs": runs},
+    )
+
+
 def _results(seed: int, right: np.ndarray, arm: str, draw: np.random.Generator) -> dict[str, Any]:
     seconds = 14.0 + len(arm) / 10 + draw.normal(0, 0.3)
     return {

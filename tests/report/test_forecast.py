@@ -1,14 +1,14 @@
-"""The forecast of an ablation: its runs, what it can show, and how far two runs differ."""
+"""The forecast of an ablation: its runs, whatever the order in which they end, and what it can show."""
 
-import dataclasses
 import itertools
-from pathlib import Path
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_study import bare_study, make_study
 from scipy import special
 
-from tests.fake_study import make_study
 from vit_lightning.report.comparisons import compare, make_schedule, terms_of
 from vit_lightning.report.forecast import assumed_sd, expect, forecast_sentences, measured_sd, tuning_luck
 from vit_lightning.report.study import Compare, Run, Study, Tuning
@@ -18,38 +18,25 @@ STUDIES = 100
 
 def make_plain(rules: Compare, arms: str) -> Study:
     """Makes a study without runs."""
-    return Study(
-        **{"name": "p", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/loss"},
-        **{"goal": "maximize", "compare": rules, "baseline": "a", "arms": {arm: {} for arm in arms}},
-        **{"seeds": list(range(rules.max_seeds)), "split_varies": False, "runs": []},
-    )
+    return bare_study({arm: [] for arm in arms}, compare=rules)
 
 
 def needed_runs(rules: Compare, sd: float, truth: float, draw: np.random.Generator) -> tuple[int, float]:
     """Ends the runs of a study, analysis after analysis, until no more are needed; runs and share answered."""
-    arms, study = ["a", "b", "c"], make_plain(rules, "abc")
     means = {"a": 0.0, "b": truth if rules.arms == "baseline" else 0.0, "c": truth}
-    results = {arm: means[arm] + draw.normal(0, sd / np.sqrt(2), rules.max_seeds) for arm in arms}
-    runs: list[Run] = []
+    results = {arm: means[arm] + draw.normal(0, sd / np.sqrt(2), rules.max_seeds) for arm in "abc"}
+    study = make_plain(rules, "abc")
     while True:
-        study = dataclasses.replace(study, runs=runs)
         seeds = make_schedule(study).seeds
-        if sum(seeds.values()) == len(runs):
+        if sum(seeds.values()) == len(study.runs):
             found = compare(study)
-            return len(runs), np.mean([one.course.decided[one.analysis] for one in found])
-        runs = [
-            Run(arm, seed, "", "done", results={"test/own": results[arm][seed]})
-            for arm, count in seeds.items()
-            for seed in range(count)
-        ]
+            return len(study.runs), np.mean([one.course.decided[one.analysis] for one in found])
+        study = bare_study({arm: results[arm][:count] for arm, count in seeds.items()}, compare=rules)
 
 
-@pytest.mark.parametrize(
-    ("how", "truth", "until"),
-    [("baseline", 1.0, "equivalent"), ("pairs", 1.0, "equivalent")],
-)
-def test_the_expected_runs_are_those_of_studies_with_other_numbers(how, truth, until):
-    rules = Compare("test/own", 1.0, 14, arms=how, until=until)
+@pytest.mark.parametrize("how", ["baseline", "pairs"])
+def test_the_expected_runs_are_those_of_studies_with_other_numbers(how):
+    rules, truth = Compare("test/own", 1.0, 14, arms=how), 1.0
     draw = np.random.default_rng(7)
     found = np.array([needed_runs(rules, 0.9, truth, draw) for _ in range(STUDIES)])
     runs, answered = found.mean(0)
@@ -105,8 +92,48 @@ def test_the_luck_of_tuning_follows_the_direction_of_a_metric_of_the_user(tmp_pa
             results = {"val/own": sign * value, "val/acc": value}
             trials.append(Run(arm, seed, "", "done", None, results, {"optimizer.lr": lr}))
         tuning = Tuning("val/own", mode, options, [100, 101], trials, {})
-        luck = tuning_luck(dataclasses.replace(study, metric="val/own", tuning=tuning), 0.02)
+        luck = tuning_luck(replace(study, metric="val/own", tuning=tuning), 0.02)
         return float((~np.isnan(luck)).mean())
 
     assert different(1, "max") == different(-1, "min") == 0
     assert min(different(-1, "max"), different(1, "min")) > 0.2
+
+
+SEEDS = [*range(21)]
+
+
+def all_runs(failed: set[tuple[str, int]]) -> dict[tuple[str, int], Run]:
+    """Outcomes of all runs that may be: b is like a, c much better, d a little worse."""
+    draw = np.random.default_rng(4)
+    means = {"a": 0.5, "b": 0.5, "c": 0.7, "d": 0.48}
+    outcomes = {}
+    for seed in SEEDS:
+        for arm, mean in means.items():
+            results = {"test/acc": round(mean + draw.normal(0, 0.02), 3), "test_images": 1000}
+            state = "failed" if (arm, seed) in failed else "done"
+            outcomes[arm, seed] = Run(arm, seed, f"{arm}{seed}", state, results={} if state == "failed" else results)
+    return outcomes
+
+
+def carry_out(how: str, outcomes: dict[tuple[str, int], Run], order: random.Random) -> dict[str, int]:
+    """Ends runs in a random order, a few at a time, until no more are needed; returns the number for each arm."""
+    study = replace(make_plain(Compare("test/acc", 0.02, 14, arms=how), "abcd"), seeds=SEEDS)
+    ended: list[Run] = [Run(arm, 0, "", "missing") for arm in "abcd"]
+    while True:
+        seeds = make_schedule(replace(study, runs=ended)).seeds
+        known = {(run.arm, run.seed) for run in ended if run.state != "missing"}
+        needed = [(arm, seed) for arm, count in seeds.items() for seed in SEEDS[:count] if (arm, seed) not in known]
+        if not needed:
+            return seeds
+        ended += [outcomes[key] for key in order.sample(needed, min(len(needed), order.randint(1, 5)))]
+
+
+@pytest.mark.parametrize("how", ["baseline", "pairs"])
+@pytest.mark.parametrize("failed", [set(), {("b", 6), ("d", 2)}])
+def test_the_order_in_which_runs_end_changes_nothing(how, failed):
+    outcomes = all_runs(failed)
+    needed, *others = [carry_out(how, outcomes, random.Random(number)) for number in range(3)]
+    assert all(other == needed for other in others)
+    assert needed["c"] == 6 + bool(failed and how != "baseline"), "it is decided at the first analysis"
+    if failed:
+        assert needed["d"] >= 7, "a seed more, in place of that with a failed run"

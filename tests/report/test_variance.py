@@ -1,13 +1,11 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_study import make_study
+from fake_study import bare_study
 from scipy import stats
 
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.study import Compare, Run
 from vit_lightning.report.variance import (
     components,
     crossed_interval,
@@ -67,28 +65,14 @@ def test_counts_that_hardly_vary_do_not_differ_in_spread():
     assert found.mean(0)[1] < 0.01
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """Makes the comparison of two arms with these differences of a loss, or of something that is better when higher."""
-    study = make_study(tmp_path_factory.mktemp("study"), seeds=6)
-
-    def compared(differences, goal="maximize", max_seeds=12, baseline=None):
-        rules = Compare("score", 1.0, max_seeds)
-        values = {"a": np.zeros(len(differences)) if baseline is None else baseline, "b": differences}
-        runs = [
-            Run(arm, seed, "", "done", results={"score": float(value)})
-            for arm, row in values.items()
-            for seed, value in enumerate(row)
-        ]
-        seeds = list(range(max_seeds))
-        arms = {"a": {}, "b": {}}
-        return compare(replace(study, goal=goal, arms=arms, baseline="a", runs=runs, compare=rules, seeds=seeds))[0]
-
-    return compared
+def compared(differences, max_seeds=12, baseline=None):
+    """Returns the comparison of two arms with these differences of something that is better when higher."""
+    results = {"a": np.zeros(len(differences)) if baseline is None else baseline, "b": differences}
+    return compare(bare_study(results, metric="score", smallest_effect=1.0, max_seeds=max_seeds))[0]
 
 
 @pytest.mark.parametrize("axis", ["seeds", "images"])
-def test_the_crossed_interval_is_the_t_interval_where_one_of_both_varies_alone(compared, axis):
+def test_the_crossed_interval_is_the_t_interval_where_one_of_both_varies_alone(axis):
     """One analysis at the level .0364; the spread over seeds is drawn small beside that of images."""
     draw = np.random.default_rng(2)
     if axis == "images":
@@ -103,7 +87,7 @@ def test_the_crossed_interval_is_the_t_interval_where_one_of_both_varies_alone(c
     assert found == pytest.approx(tuple(reference.confidence_interval(1 - 0.05 * 0.8 / 1.1001288)), abs=2e-4)
 
 
-def test_the_crossed_interval_holds_for_new_seeds_and_new_images(compared):
+def test_the_crossed_interval_holds_for_new_seeds_and_new_images():
     """Right and wrong answers, with effects of seeds and of images on the difference."""
     draw, images, held, narrow = np.random.default_rng(5), 200, [], []
     for _ in range(300):
@@ -127,7 +111,7 @@ def _truth():
     return stats.norm.cdf(1 / math.sqrt(3 + 0.05**2)) - stats.norm.cdf(1 / math.sqrt(2 + 0.05**2))
 
 
-def test_arms_that_spread_unlike_are_named(compared):
+def test_arms_that_spread_unlike_are_named():
     draw = np.random.default_rng(4)
     alike = compared(draw.normal(size=12), baseline=draw.normal(size=12), max_seeds=40)
     unlike = compared(draw.normal(size=12), baseline=0.1 * draw.normal(size=12), max_seeds=40)
