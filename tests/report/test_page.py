@@ -10,15 +10,15 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import yaml
-from fake_study import ARMS, make_study
+from fake_study import ARMS, bare_study, make_study
 
 from vit_lightning.report.analysis import analyse
 from vit_lightning.report.configs import config_differences, read_configs
 from vit_lightning.report.figures import draw_differences
 from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import Report, make_report
-from vit_lightning.report.study import Compare, Run, Tuning
-from vit_lightning.report.tables import Table, results_csv
+from vit_lightning.report.study import Run, Tuning
+from vit_lightning.report.tables import Table
 from vit_lightning.report.wording import caveats, headline, level_of, lines, next_step, recommendation
 
 FAILED = {
@@ -57,15 +57,6 @@ def test_the_files_say_what_the_runs_came_to(study):
     gaps = [done["mean", seed]["test/acc"] - done["cls", seed]["test/acc"] for seed in range(n)]
     assert found[0]["mean"] == pytest.approx(sum(gaps) / n)
     assert found[1]["verdict"] == "failed"
-
-
-def test_the_same_training_gives_the_same_bytes_of_results(tmp_path):
-    texts = []
-    for name, seconds in (("one", 1.0), ("other", 9.0)):
-        made = make_study(tmp_path / name, seeds=2, images=50)
-        runs = [replace(t, results={**t.results, "seconds": seconds, "images_per_second": seconds}) for t in made.runs]
-        texts.append(results_csv(replace(made, runs=runs)))
-    assert texts[0] == texts[1]
 
 
 def test_the_answer_comes_first_and_names_failures_and_the_next_step(study):
@@ -159,20 +150,13 @@ def test_arms_that_predict_the_same_hold_on_new_images_on_both_their_lines(tmp_p
     assert [line.holds for line in found] == ["also on new images"] * 2
 
 
-def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth(tmp_path):
-    arms = {"cls": ARMS["cls"], "mean": ARMS["mean"]}
-    made = make_study(tmp_path, seeds=1, max_seeds=30, arms=arms, gains=(0.0, 0.0), smallest_effect=0.01)
+def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth():
     noise = np.random.default_rng(0).standard_normal((2, 30))
     base, signs = 0.9 + 0.01 * noise[0], np.tile([-1.0, 1.0], 15) + 0.1 * noise[1]
 
     def found(shift, sd, seeds=30):
-        results = {"cls": base, "mean": base + shift + sd * signs}
-        runs = [
-            Run(arm, seed, "", "done", results={"test/acc": results[arm][seed]})
-            for arm in arms
-            for seed in range(seeds)
-        ]
-        return analyse(replace(made, runs=runs, compare=replace(made.compare, max_seeds=seeds)))
+        results = {"cls": base[:seeds], "mean": (base + shift + sd * signs)[:seeds]}
+        return analyse(bare_study(results, images=None, smallest_effect=0.01, max_seeds=seeds))
 
     for shift, sd, label, choice in [
         (0.03, 0.003, "better than 'cls', by 1 point or more", "Take 'mean' (+3"),
@@ -256,22 +240,6 @@ def test_the_luck_of_tuning_stands_in_the_line_of_a_verdict_that_it_may_have_mad
     whole = f"called better or worse in {100 * (made.analysis.luck > 0).mean():.0f} % of studies; the 5 % leave it out"
     assert whole in made.tables["verdicts"].note
     assert "tuning luck" not in make_markdown(report(0.001)).lower(), "rates that hardly differ cannot have made it"
-
-
-def test_who_wins_a_step_is_described_beside_who_wins_an_hour(tmp_path):
-    study = make_study(tmp_path / "study", seeds=6, images=50, missing=[("mean", 5)], equal="time")
-    timing = {"cls": {"base": "cls", "ratio": 1.0, "steps": 630, "base_steps": 630, "options": {}}}
-    timing |= {"mean": {"base": "cls", "ratio": 1.5, "steps": 420, "base_steps": 630, "options": {}}}
-    reached = {  # of the 20th of 30 epochs, whose last step is the 420th
-        arm: np.mean([json.loads(rows.read_text().splitlines()[38])["val/acc"] for rows in sorted(files)[:5]])
-        for arm in ("mean", "cls")
-        for files in [(tmp_path / "study").glob(f"runs/{arm}-seed*/metrics.jsonl")]
-    }
-    assert (
-        "verdicts are about who wins an hour. Who wins a step is no claim here (drop compare.equal for that): 'mean' "
-        "trained 420 steps, 'cls' 630, and each takes 1.50 times as long; by step 420 their val/acc is "
-        f"{100 * reached['mean']:.2f} % and {100 * reached['cls']:.2f} % (5 pairs)."
-    ) in make_report(replace(study, timing=timing)).caveats[0]
 
 
 class Page(HTMLParser):
@@ -368,18 +336,25 @@ def test_a_difference_that_is_the_same_in_all_pairs_has_no_range_and_no_size(tmp
 
 
 @pytest.mark.parametrize(("arms", "level"), [(2, "95 %"), (4, "98.3 %"), (106, "99.952 %")])
-def test_the_level_of_a_range_is_never_100_percent(tmp_path, arms, level):
-    study = make_study(tmp_path, seeds=1, max_seeds=8, images=2)
-    assert level_of(analyse(replace(study, runs=[], arms={"cls": {}, **{f"{n}": {} for n in range(1, arms)}}))) == level
+def test_the_level_of_a_range_is_never_100_percent(arms, level):
+    assert level_of(analyse(bare_study({str(arm): [] for arm in range(arms)}, max_seeds=8))) == level
+
+
+def edit(study, change, runs=None):
+    """Changes the configs of runs, of all by default."""
+    for run in runs or study.runs:
+        path = study.folder / run.folder / "config.yaml"
+        content = yaml.safe_load(path.read_text())
+        change(run, content)
+        path.write_text(yaml.safe_dump(content))
 
 
 def test_every_option_in_which_an_arm_differs_is_on_the_first_screen(tmp_path):
     study = make_study(tmp_path / "study", gains=(0.0, 2.0, 0.0), images=500)
-    for run in study.runs:
-        if run.arm == "mean":
-            path = study.folder / run.folder / "config.yaml"
-            path.write_text(path.read_text().replace("max_epochs: 30", "max_epochs: 60"))
-            run.results["epochs"] = 60
+    longer = [run for run in study.runs if run.arm == "mean"]
+    edit(study, lambda run, config: config["trainer"].update(max_epochs=60), longer)
+    for run in longer:
+        run.results["epochs"] = 60
     report = make_report(study)
     differs = report.tables["verdicts"].header.index("settings")
     shown = {row[0]: row[differs] for row in report.tables["verdicts"].rows}
@@ -391,13 +366,9 @@ def test_every_option_in_which_an_arm_differs_is_on_the_first_screen(tmp_path):
     assert any(line.startswith("'mean' [model.pool=mean, trainer.max_epochs=60") for line in report.sentences)
 
 
-def test_means_and_a_difference_of_opposite_signs_have_the_reason_beside(tmp_path):
-    arms = {"cls": ARMS["cls"], "mean": ARMS["mean"]}
-    study = make_study(tmp_path / "study", seeds=8, max_seeds=20, arms=arms, gains=(0.0, 0.0), images=50)
-    values = {"cls": [0.9] * 8, "mean": [0.91, 0.92, 0.91, 0.92, 0.91, 0.92, 0.5, 0.5]}
-    runs = [replace(t, results={**t.results, "test/acc": values[t.arm][t.seed]}) for t in study.runs]
-    runs = [run for run in runs if (run.arm, run.seed) != ("cls", 7)]
-    report = make_report(replace(study, runs=runs, compare=replace(study.compare, smallest_effect=0.05)))
+def test_means_and_a_difference_of_opposite_signs_have_the_reason_beside():
+    results = {"cls": [0.9] * 7, "mean": [0.91, 0.92, 0.91, 0.92, 0.91, 0.92, 0.5, 0.5]}
+    report = make_report(bare_study(results, images=None, smallest_effect=0.05))
     assert report.analysis.comparisons[0].n == 6
     assert any("the signs differ: by these seeds, not by all" in note for note in report.notes)
 
@@ -418,17 +389,14 @@ def test_the_range_for_new_images_of_a_small_test_set_is_no_wider_than_its_image
     assert 1 <= min(widths) <= max(widths) < 3
 
 
-def test_a_loss_that_is_less_is_better(tmp_path):
-    study = make_study(tmp_path / "study", images=50)
-    runs = [
-        replace(t, results={**t.results, "test/loss": 0.5 + 0.001 * t.seed if t.arm == "mean" else 0.6})
-        for t in study.runs
-    ]
-    study = replace(study, runs=runs, goal="minimize", compare=Compare("test/loss", 0.01, 8))
-    better, alike = headline(analyse(study)).split("; ")
-    assert better == "'mean' is better than 'cls', by 0.01 or more"
-    assert alike == "'mean without class token' is equivalent to 'cls' (within 0.01)"
-    assert "test/loss is not an accuracy" in make_markdown(make_report(study))
+def test_a_loss_that_is_less_is_better():
+    results = {"cls": [0.6] * 8, "mean": [0.5 + 0.001 * seed for seed in range(8)], "same": [0.6] * 8}
+    made = bare_study(results, metric="test/loss", smallest_effect=0.01, max_seeds=8)
+    report = make_report(replace(made, goal="minimize"))
+    assert (
+        report.headline == "'mean' is better than 'cls', by 0.01 or more; 'same' is equivalent to 'cls' (within 0.01)"
+    )
+    assert "test/loss is not an accuracy" in make_markdown(report)
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -455,21 +423,15 @@ def test_checks_hold_for_a_study_that_went_well(tmp_path):
 
 def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     study = make_study(tmp_path / "study", images=60)
-    path = study.folder / study.runs[-1].folder / "config.yaml"
-    content = yaml.safe_load(path.read_text())
-    content["trainer"]["max_epochs"] = 31
-    content["checkpoint"]["monitor"] = "test/acc"
-    path.write_text(yaml.safe_dump(content))
+    edit(study, lambda run, config: config["trainer"].update(max_epochs=31), study.runs[-1:])
+    edit(study, lambda run, config: config["checkpoint"].update(monitor="test/acc"), study.runs[-1:])
     place = study.folder / study.runs[0].folder / "environment.json"
     place.write_text(place.read_text().replace('"threads": 1', '"threads": 2'))
     other = study.folder / study.runs[1].folder
     shutil.copy(make_study(tmp_path / "other", images=61).folder / study.runs[0].folder / "test_predictions.npz", other)
     found = checks_of(replace(study, plan_changed=["optimizer.lr was 0.002, is 0.003"]))
     assert not any(check.ok for check in found.values())
-    other = yaml.safe_load(path.read_text())
-    for run in study.runs:
-        path = study.folder / run.folder / "config.yaml"
-        path.write_text(yaml.safe_dump({**other, "seed_everything": 99}))
+    edit(study, lambda run, config: config.update(seed_everything=99))
     assert "another seed than the plan" in checks_of(study)["arms differ only in what the plan names"].text
     texts = "\n".join(check.text for check in found.values())
     apart = "threads, and between arms: a difference may be that of hardware or versions"
@@ -483,44 +445,29 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
         assert part in texts
 
 
-def test_an_arm_that_has_what_only_another_one_names_is_found(tmp_path):
-    study = make_study(tmp_path / "study", images=60, seeds=2)
-    for run in study.runs:
-        path = study.folder / run.folder / "config.yaml"
-        if run.arm == "mean":
-            content = yaml.safe_load(path.read_text())
-            content["model"]["init_args"]["class_token"] = False
-            path.write_text(yaml.safe_dump(content))
-    [token] = [one for one in config_differences(study, read_configs(study)) if one.key == "model.class_token"]
-    assert not token.planned
+def unplanned(study, **changed):
+    made = replace(study, **changed)
+    return {one.key: one.values for one in config_differences(made, read_configs(made)) if not one.planned}
 
 
-def test_a_key_that_an_arm_sets_but_not_the_same_in_all_its_runs_is_found(tmp_path):
-    study = make_study(tmp_path / "study", images=60, seeds=2)
-    path = study.folder / study.runs[0].folder / "config.yaml"
-    path.write_text(path.read_text().replace("lr: 0.002", "lr: 0.004"))
-    [lr] = [one for one in config_differences(study, read_configs(study)) if one.key == "optimizer.lr"]
-    assert lr.values["cls"] == [0.004, 0.002]
-    assert not lr.planned
-
-
-def test_values_that_tuning_chose_and_splits_that_vary_are_as_planned(tmp_path):
+def test_what_differs_unlike_the_plan_is_found_and_not_what_tuning_chose_or_splits_that_vary(tmp_path):
     study = make_study(tmp_path / "study", images=60, seeds=2)
     chosen = {arm: {"optimizer.weight_decay": 0.001 * (1 + place)} for place, arm in enumerate(ARMS)}
-    for run in study.runs:
-        path = study.folder / run.folder / "config.yaml"
-        content = yaml.safe_load(path.read_text())
-        content["optimizer"]["weight_decay"] = chosen[run.arm]["optimizer.weight_decay"]
-        content["data"] = {"split_seed": run.seed}
-        path.write_text(yaml.safe_dump(content))
 
-    def unplanned(**changed):
-        made = replace(study, **changed)
-        return {one.key for one in config_differences(made, read_configs(made)) if not one.planned}
+    def tune(run, config):
+        config["optimizer"]["weight_decay"] = chosen[run.arm]["optimizer.weight_decay"]
+        config["data"] = {"split_seed": run.seed}
 
+    edit(study, tune)
     tuning = Tuning("val/acc", "max", {"optimizer.weight_decay": [0.001, 0.002, 0.003]}, [1000], [], chosen)
-    assert unplanned() == {"optimizer.weight_decay", "data.split_seed"}
-    assert unplanned(tuning=tuning, split_varies=True) == set()
+    planned = {"tuning": tuning, "split_varies": True}
+    assert unplanned(study).keys() == {"optimizer.weight_decay", "data.split_seed"}
+    assert unplanned(study, **planned) == {}
+    edit(study, lambda run, config: config["optimizer"].update(lr=0.004), study.runs[:1])
+    assert unplanned(study, **planned)["optimizer.lr"]["cls"] == [0.004, 0.002], "not the same in all runs of an arm"
+    named = [run for run in study.runs if run.arm == "mean"]  # by another arm alone
+    edit(study, lambda run, config: config["model"]["init_args"].update(class_token=False), named)
+    assert unplanned(study, **planned).keys() == {"optimizer.lr", "model.class_token"}
 
 
 def test_a_damaged_file_of_a_run_leaves_its_part_out(tmp_path):
