@@ -64,3 +64,28 @@ def logged_rows(folder: Path) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in row.items() if k != "time" and not k.startswith("speed/")} for row in read_metrics(folder)
     ]
+
+
+def same_weights(*runs: str) -> dict[str, Any]:
+    """Compares steps and weights at the end of runs to the bit; returns the last checkpoint of the first."""
+    import torch
+
+    from vit_lightning.storage.checkpoint_files import read_checkpoint
+
+    whole, *others = (read_checkpoint(Path(run, "checkpoints/last.ckpt")) for run in runs)
+    for other in others:
+        assert other["global_step"] == whole["global_step"]
+        for name, value in whole["state_dict"].items():
+            assert torch.equal(value, other["state_dict"][name]), name
+    return whole
+
+
+def whole_and_resumed(*arguments: str, kill: int) -> dict[str, Any]:
+    """Trains a run ``whole``, and another, ``run``, that is killed and resumed; they end with the same weights."""
+    from vit_lightning.cli import main
+
+    assert main([*arguments, "--out=whole"]) == 0
+    with killed_after(kill):
+        main([*arguments, "--out=run"])
+    assert main(["fit", "--resume=run"]) == 0
+    return same_weights("whole", "run")

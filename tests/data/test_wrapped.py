@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
-from runs import SMALL, killed_after
+from runs import SMALL, killed_after, same_weights, whole_and_resumed
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
@@ -16,7 +16,7 @@ from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.items import Items, read_item, to_pixels
 from vit_lightning.data.wrapped import WrappedDataModule
-from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_results
 
 OWN = '''
 import random
@@ -159,10 +159,7 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     with killed_after(9):
         fit(resolve([*flags, "--data.num_workers=2", "--out=run"]))
     results = fit(resolve([*flags, "--data.num_workers=2", "--out=run", "--resume=auto"]))
-    whole, run = (read_checkpoint(Path(name, "checkpoints", "last.ckpt")) for name in ("whole", "run"))
-    assert run["global_step"] == results["steps"] == 14
-    for name, weight in whole["state_dict"].items():
-        assert torch.equal(weight, run["state_dict"][name]), name
+    assert same_weights("whole", "run")["global_step"] == results["steps"] == 14
     # the written config is read again as it is, with options of the dataset beside those of ours
     again = resolve(["--ckpt=run", "--trust", "--data.batch_size=8", "--wandb.mode=disabled"], "test")
     assert again.data.arguments == {"count": 150}
@@ -177,13 +174,8 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
 def test_a_lightning_data_module_trains_tests_and_resumes(own, capsys):
     flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.count=50", "--checkpoint.every_n_steps=1"]
     flags += ["--trainer.max_epochs=2"]
-    fit(resolve([*flags, "--out=whole"]))
-    with killed_after(4):
-        fit(resolve([*flags, "--out=run"]))
-    results = fit(resolve([*flags, "--out=run", "--resume=auto"]))
-    assert results["steps"] == 8
-    whole, run = (read_checkpoint(Path(name, "checkpoints", "last.ckpt"))["state_dict"] for name in ("whole", "run"))
-    assert all(torch.equal(whole[name], run[name]) for name in whole), "shuffled as it would have been"
+    assert whole_and_resumed("fit", *flags, kill=4)["global_step"] == 8, "shuffled as it would have been"
+    results = read_results(Path("run"))
     assert 0.0 <= results["test/acc_low"] <= results["test/acc"]
     assert "is used as it is" in capsys.readouterr().out
     with np.load("run/test_predictions.npz") as table:

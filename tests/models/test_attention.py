@@ -2,46 +2,16 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tensors import operators, randn, randomise
 
 from vit_lightning import ViT
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import (
-    DividedAfterSoftmaxAttention,
     MultiHeadAttention,
     RotaryAttention,
     SeparateAttention,
 )
 from vit_lightning.models.positions import RotaryPositions
-
-
-def split(layer, tokens, heads):
-    """Queries, keys and values (b, h, n, d) of a fused layer, by slicing."""
-    parts = F.linear(tokens, layer.weight, layer.bias).chunk(3, dim=-1)
-    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts]
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_separate_layers_equal_the_fused_one(bias):
-    fused = randomise(MultiHeadAttention(12, 3, qkv_bias=bias)).double()
-    separate = SeparateAttention(12, 3, qkv_bias=bias).double()
-    state = fused.state_dict()
-    for kind in ("weight", "bias") if bias else ("weight",):
-        for name, part in zip(("queries", "keys", "values"), state.pop(f"qkv.{kind}").chunk(3), strict=True):
-            state[f"{name}.{kind}"] = part
-    separate.load_state_dict(state)
-    tokens = randn(2, 7, 12)
-    torch.testing.assert_close(separate(tokens), fused(tokens), rtol=0, atol=1e-12)
-
-
-def test_the_tutorial_s_fault_is_kept_as_written():
-    attention = randomise(DividedAfterSoftmaxAttention(12, 3)).double()
-    tokens = randn(2, 7, 12)
-    queries, keys, values = split(attention.qkv, tokens, 3)
-    weights = (queries @ keys.transpose(-1, -2)).softmax(dim=-1) / 12**0.5
-    expected = attention.projection((weights @ values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(tokens), expected, rtol=0, atol=1e-12)
 
 
 def vit(**options):
@@ -133,15 +103,11 @@ def test_vit_tells_rotary_attention_its_registers():
         vit(register_tokens=2, attention=attention)
 
 
-def test_vit_tells_rotary_attention_its_grid_and_the_tokens_before():
-    network = vit(register_tokens=2)
-    for block in network.encoder:
-        positions = block.attention.fn.attention.positions
-        assert positions.prefix_tokens == 3
-        assert positions.table.shape == (2, 6, 4)
+def test_the_places_of_rotary_attention_are_told_apart():
+    network = randomise(vit(register_tokens=2)).double().eval()
     assert not any("positions" in name for name in network.state_dict())
+    assert [block.attention.fn.attention.positions.prefix_tokens for block in network.encoder] == [3, 3]
     batch = randn(2, 3, 8, 12)
-    network = randomise(network).double().eval()
     assert not torch.allclose(network(batch), network(batch.roll(4, dims=-1)), atol=1e-4)
 
 

@@ -2,7 +2,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from tensors import randn, randomise
 from torch import nn
 
@@ -84,19 +83,6 @@ def test_attention_weights_are_the_ones_that_attention_uses(mask):
         assert (weights[..., ~mask] == 0).all()
     out = DotProductAttention(0.7)(queries, keys, values, mask)
     torch.testing.assert_close(weights @ values, out, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [None, 0.1, 1.0])
-def test_scale_multiplies_the_scores_before_the_softmax(scale):
-    attention = randomise(MultiHeadAttention(12, 3, scale=scale).double())
-    tokens = randn(2, 5, 12)
-    queries, keys, values = (
-        part.view(2, 5, 3, 4).transpose(1, 2)
-        for part in F.linear(tokens, attention.qkv.weight, attention.qkv.bias).chunk(3, dim=-1)
-    )
-    scores = queries @ keys.transpose(-1, -2) * (4**-0.5 if scale is None else scale)
-    expected = attention.projection((scores.softmax(-1) @ values).transpose(1, 2).reshape(2, 5, 12))
-    torch.testing.assert_close(attention(tokens), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

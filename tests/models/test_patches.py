@@ -1,10 +1,8 @@
 import pytest
 import torch
-import torch.nn.functional as F
 from tensors import randn, randomise
 
 from vit_lightning import UserError, ViT
-from vit_lightning.models.layers import LayerNorm, RMSNorm
 from vit_lightning.models.patches import (
     ConvProjection,
     DistillationToken,
@@ -18,16 +16,6 @@ SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_head
 PATCHES = [(4, 4), (2, 6), (6, 2), (1, 1)]
 
 
-def test_norms_stand_before_and_after_the_matrix():
-    projection = randomise(LinearProjection(3, (2, 4), 8, patch_norm=LayerNorm, norm=RMSNorm)).double()
-    batch = randn(2, 3, 4, 8)
-    pixels = F.unfold(batch, (2, 4), stride=(2, 4)).transpose(1, 2)
-    normed = F.layer_norm(pixels, (24,), projection.patch_norm.weight, projection.patch_norm.bias, eps=1e-6)
-    tokens = F.linear(normed, projection.linear.weight, projection.linear.bias)
-    expected = tokens * (tokens.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * projection.norm.weight
-    torch.testing.assert_close(projection(batch), expected, rtol=0, atol=1e-12)
-
-
 def test_tokens_stand_in_the_order_class_distillation_registers_patches():
     vit = ViT(**SMALL, distillation_token=True, register_tokens=2, positions="none").eval()
     embedding = randomise(vit.patch_embedding).double()
@@ -38,13 +26,6 @@ def test_tokens_stand_in_the_order_class_distillation_registers_patches():
     assert torch.equal(tokens[:, :4], expected)
     assert torch.equal(tokens[:, 4:], embedding.projection(randn(2, 3, 8, 8)))
     assert vit.prefix_tokens == 4
-
-
-def test_learned_tokens_take_no_decay():
-    vit = ViT(**SMALL, distillation_token=True, register_tokens=3)
-    learned = {f"patch_embedding.{name}.token" for name in ("class_token", "distillation_token", "register_tokens")}
-    assert learned | {"patch_embedding.positions.table"} <= vit.no_decay()
-    assert "head.distillation.weight" not in vit.no_decay()
 
 
 @pytest.mark.parametrize("make", [RegisterTokens, DistillationToken])
@@ -66,12 +47,3 @@ def test_conv_and_linear_projection_are_equal_for_equal_weights(patch, channels)
     images = randn(2, channels, 3 * patch[0], 2 * patch[1])
     assert conv(images).shape == (2, 6, 8)
     torch.testing.assert_close(conv(images), linear(images), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=str)
-def test_linear_projection_is_torchs_unfold_and_a_matrix(patch):
-    projection = randomise(LinearProjection(3, patch, 8).double())
-    images = randn(2, 3, 3 * patch[0], 2 * patch[1])
-    patches = F.unfold(images, patch, stride=patch).transpose(1, 2)
-    expected = F.linear(patches, projection.linear.weight, projection.linear.bias)
-    torch.testing.assert_close(projection(images), expected, rtol=1e-12, atol=1e-12)

@@ -4,7 +4,6 @@ from functools import partial
 import pytest
 import torch
 from tensors import rand
-from torch import nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
@@ -30,15 +29,6 @@ def count(network):
 def test_without_a_preset_the_sizes_are_those_of_b16():
     with torch.device("meta"):
         assert [count(ViT()), count(ViT("Ti/16", image_size=384))] == [86_567_656, 5_790_376]
-
-
-@pytest.mark.parametrize("positions", ["learned", "sincos2d", "none"])
-@pytest.mark.parametrize(("class_token", "pool"), [(True, "cls"), (True, "mean"), (False, "mean")])
-def test_class_token_and_pool_set_the_number_of_tokens_and_not_of_logits(class_token, pool, positions):
-    network = small(class_token=class_token, pool=pool, positions=positions)
-    batch = rand(2, 3, 16, 16, dtype=torch.float32)
-    assert network.forward_features(batch).shape == (2, 16 + class_token, 32)
-    assert network(batch).shape == (2, 10)
 
 
 @pytest.mark.parametrize(
@@ -122,15 +112,6 @@ def test_blocks_are_made_by_the_given_callables_from_the_sizes():
     assert sorted(map(str, calls)) == sorted(map(str, expected))
     assert network.encoder[1].attention.fn.attention.qkv.bias is None
     assert network(rand(2, 5, 16, 24, dtype=torch.float32)).shape == (2, 10)
-
-
-def test_vectors_class_token_and_positions_take_no_decay():
-    network = small(depth=1, layer_scale=0.1, representation_size=7)
-    matrices = {
-        f"{name}.weight" for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))
-    }
-    assert len(matrices) == 7
-    assert network.no_decay() == {name for name, _ in network.named_parameters()} - matrices
 
 
 def test_layer_index_counts_from_the_embedding_to_the_head():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.cli import LightningCLI
-from runs import SMALL, killed_after, logged_rows
+from runs import SMALL, killed_after, logged_rows, same_weights
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
@@ -289,11 +289,7 @@ def test_loaders_of_a_module_are_used_where_no_data_are_given(cli):
     with killed_after(4):
         main([*base, "--module.steps=3", "--out=run"])
     assert main(["fit", "--resume=run"]) == 0
-    whole, *others = (
-        read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("given", "own", "run")
-    )
-    for state in others:
-        assert all(torch.equal(value, state[name]) for name, value in whole.items())
+    same_weights("given", "own", "run")
     results = [read_results(Path(name))["test/acc"] for name in ("given", "own", "run")]
     assert results[0] == results[1] == results[2]
     config = yaml.safe_load(Path("own/config.yaml").read_text())

@@ -66,8 +66,9 @@ def test_a_training_step_takes_mixed_images_whatever_the_loss_and_the_heads(name
     images, labels = torch.randint(0, 256, (6, 1, 8, 8), dtype=torch.uint8), torch.arange(6)
     batch = Batch(images, labels, indices=torch.arange(6), keys=torch.arange(6))
     batch = Digits(mixing=mixing).model_input(batch, completed=3)
-    loss = module.step(batch, "train").loss
+    loss, found, _ = module.step(batch, "train")
     heads = network(batch.images)
+    torch.testing.assert_close(found, torch.stack(heads).mean(dim=0) if distilled else heads)
     shares = F.one_hot(labels, 10).float() if not mixing else batch.targets
     smooth = 0.9 * shares + 0.01
     expected = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from einops import rearrange, repeat
 from PIL import Image
-from runs import SMALL, killed_after, logged_rows
+from runs import SMALL, logged_rows, whole_and_resumed
 from torch import Tensor
 
 from vit_lightning import MAE, RotaryAttention, SinCos2dPositions, UserError, ViT, load
@@ -163,12 +163,7 @@ def losses(run: str, name: str) -> list[float]:
 def test_a_run_that_is_killed_inside_an_epoch_comes_out_the_same_to_the_bit(in_folder):
     flags = ("--checkpoint.every_n_steps=1", "--trainer.log_every_n_steps=1", "--trainer.callbacks=[KNNProbe]")
     augment = "--data.augment=[{class_path: RandomCrop, padding: 1}]"
-    assert main([*RUN, *flags, augment, "--out=whole"]) == 0
-    with killed_after(9):
-        main([*RUN, *flags, augment, "--out=run"])
-    assert main(["fit", "--resume=run"]) == 0
-    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "run"))
-    assert all(torch.equal(value, run[name]) for name, value in whole.items())
+    whole_and_resumed(*RUN, *flags, augment, kill=9)
     assert logged_rows(Path("run")) == logged_rows(Path("whole"))
     assert len(losses("whole", "val/knn_acc")) == 2
     assert Image.open("whole/validation/reconstructions-0002.png").size == (8 * 122, 3 * 152 + 26)

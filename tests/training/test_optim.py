@@ -18,7 +18,8 @@ NETWORKS = {
     "vit": lambda: ViT(**SMALL),
     "vit, linear, sincos2d": lambda: ViT(**SMALL, patch_projection="linear", positions="sincos2d"),
     "vit, no class token": lambda: ViT(**SMALL, class_token=False, pool="mean", positions="none"),
-    "vit, all parts": lambda: ViT(**SMALL, layer_scale=0.1, drop_path=0.1, representation_size=5),
+    "vit, all parts": lambda: ViT(**SMALL, layer_scale=0.1, drop_path=0.1, representation_size=5, register_tokens=3),
+    "vit, distilled": lambda: ViT(**SMALL, distillation_token=True),
     "vit, no head": lambda: ViT(**SMALL | {"num_classes": 0}),
     "resnet18": lambda: resnet18(weights=None),
     "linear": lambda: nn.Linear(4, 3),
@@ -44,18 +45,13 @@ def rates(total_steps=20, steps_per_epoch=10, **settings):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_each_parameter_is_in_exactly_one_group(name):
-    network = make(name)
-    grouped = [id(weight) for group in parameter_groups(network, 0.05) for weight in group["params"]]
-    assert sorted(grouped) == sorted(id(weight) for weight in network.parameters())
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_exactly_the_matrices_and_kernels_take_decay(name):
+def test_each_parameter_is_in_one_group_and_exactly_the_matrices_and_kernels_decay(name):
     network = make(name)
     decayed, others = parameter_groups(network, 0.05)
     kernels = {id(module.weight) for module in network.modules() if isinstance(module, (nn.Linear, nn.Conv2d))}
-    assert {id(weight) for weight in decayed["params"]} == kernels
+    grouped = [[id(weight) for weight in group["params"]] for group in (decayed, others)]
+    assert sorted(grouped[0] + grouped[1]) == sorted(id(weight) for weight in network.parameters())
+    assert {*grouped[0]} == kernels
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.05, 0.0)
 
 

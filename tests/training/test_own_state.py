@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SMALL, killed_after, logged_rows
+from runs import SMALL, killed_after, logged_rows, same_weights, whole_and_resumed
 
 from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import read_checkpoint
@@ -105,13 +105,7 @@ def own(in_folder):
 
 
 def resumed_equals_whole(*flags: str, kill: int) -> dict:
-    assert main([*RUN, *flags, "--out=whole"]) == 0
-    with killed_after(kill):
-        main([*RUN, *flags, "--out=run"])
-    assert main(["fit", "--resume=run"]) == 0
-    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run"))
-    assert whole["global_step"] == run["global_step"]
-    assert all(torch.equal(value, run["state_dict"][name]) for name, value in whole["state_dict"].items())
+    whole = whole_and_resumed(*RUN, *flags, kill=kill)
     rows = [[row.get("lr") for row in read_metrics(Path(name)) if "lr" in row] for name in ("whole", "run")]
     assert rows[0] == rows[1]
     return whole
@@ -301,13 +295,8 @@ def test_layers_that_are_made_late_and_a_part_of_the_weights_are_restored_as_in_
     """PL#5410, PL#19281, PL#18829: they could be trained, but neither tested nor resumed."""
     (in_folder / "late.py").write_text(LOGGING + LATE)
     flags = [flag for flag in RUN if not flag.startswith(("--model", "--test"))] + [f"--module=late.{name}"]
-    assert main([*flags, "--out=whole"]) == 0
-    with killed_after(4):
-        main([*flags, "--out=run"])
-    assert main(["fit", "--resume=run"]) == 0
+    whole_and_resumed(*flags, kill=4)
     assert main(["test", "--ckpt=run", "--trust", "--out=again"]) == 0
-    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "run"))
-    assert all(torch.equal(value, run[name]) for name, value in whole.items())
     found = {json.loads(Path(name, "results.json").read_text())["test/acc"] for name in ("whole", "run", "again")}
     assert len(found) == 1
     assert min(found) > 0.5  # a network of other weights has 0.1
@@ -420,9 +409,7 @@ def test_gradients_accumulated_by_hand_survive_a_kill(in_folder, monkeypatch):
         main([*flags, "--out=run"])
     monkeypatch.delenv("STOP")
     assert main(["fit", "--resume=run"]) == 0
-    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt")) for name in ("whole", "run"))
-    assert whole["global_step"] == run["global_step"] == 6
-    assert all(torch.equal(value, run["state_dict"][name]) for name, value in whole["state_dict"].items())
+    assert same_weights("whole", "run")["global_step"] == 6
 
 
 @pytest.mark.parametrize("kill", [4, 7, *(pytest.param(kill, marks=pytest.mark.full) for kill in (2, 3, 9))])
@@ -440,8 +427,7 @@ def test_numbers_of_an_epoch_and_files_of_loggers_are_whole_after_a_kill(in_fold
     with killed_after(kill):
         train("run")
     assert main(["fit", "--resume=run"]) == 0
-    whole, run = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("whole", "run"))
-    assert all(torch.equal(value, run[name]) for name, value in whole.items())
+    same_weights("whole", "run")
     assert logged_rows(Path("run")) == logged_rows(Path("whole"))
     names = {name for row in logged_rows(Path("whole")) for name in row}
     assert {"train/loss_epoch", "train/most", "train/right", "train/first"} <= names
@@ -545,5 +531,4 @@ def test_a_signal_in_the_last_batch_of_an_epoch_has_its_checkpoint(in_folder, mo
     assert run["global_step"] == whole["global_step"] * 2 / 3
     monkeypatch.delenv("STOP")
     assert main(["fit", "--resume=run"]) == 0
-    run = read_checkpoint(Path("run/checkpoints/last.ckpt"))
-    assert all(torch.equal(value, run["state_dict"][name]) for name, value in whole["state_dict"].items())
+    same_weights("whole", "run")

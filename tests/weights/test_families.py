@@ -174,6 +174,7 @@ PEERS = [
             {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "qkv_bias": False},
             {"image_size": [8, 24], "patch_size": [4, 6], "num_channels": 1},
             {"hidden_act": "silu"},
+            {"hidden_act": "relu"},
             {"hidden_act": "quick_gelu"},
         )
     ),
