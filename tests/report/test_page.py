@@ -427,12 +427,12 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     edit(study, lambda run, config: config["checkpoint"].update(monitor="test/acc"), study.runs[-1:])
     place = study.folder / study.runs[0].folder / "environment.json"
     place.write_text(place.read_text().replace('"threads": 1', '"threads": 2'))
-    other = study.folder / study.runs[1].folder
-    shutil.copy(make_study(tmp_path / "other", images=61).folder / study.runs[0].folder / "test_predictions.npz", other)
+    other = make_study(tmp_path / "other", images=61)
+    shutil.copy(other.folder / other.runs[0].folder / "test_predictions.npz", study.folder / study.runs[1].folder)
     found = checks_of(replace(study, plan_changed=["optimizer.lr was 0.002, is 0.003"]))
     assert not any(check.ok for check in found.values())
-    edit(study, lambda run, config: config.update(seed_everything=99))
-    assert "another seed than the plan" in checks_of(study)["arms differ only in what the plan names"].text
+    edit(other, lambda run, config: config.update(seed_everything=99))
+    assert "another seed than the plan" in checks_of(other)["arms differ only in what the plan names"].text
     texts = "\n".join(check.text for check in found.values())
     apart = "threads, and between arms: a difference may be that of hardware or versions"
     for part in (
