@@ -84,6 +84,7 @@ def by_transformers(network, processor, folder):
         ("ViT", {"size": SIZE, "resample": 1, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.3, 0.2, 0.1]}),
         ("Bit", {"size": {"shortest_edge": 37}, "crop_size": SIZE}),
         ("Bit", {"size": {"shortest_edge": 32}, "crop_size": SIZE, "rescale_factor": 1 / 127.5}),
+        ("Bit", {"size": {"shortest_edge": 35}, "crop_size": SIZE, "resample": 0}),
         ("DeiT", {"size": {"height": 36, "width": 40}, "crop_size": SIZE}),
     ],
     ids=str,

@@ -272,11 +272,11 @@ def decode_on(
 
 def _torch_resized(pixels: Pixels, size: tuple[int, int], mode: str) -> Pixels:
     """Resizes (H, W, 3) with sums of whole numbers: the same bits for any number of threads and on any processor."""
-    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    image, nearest = torch.from_numpy(pixels).permute(2, 0, 1)[None], mode == "nearest"
+    kernel = "nearest-exact" if nearest else mode  # of two pixels that are as near it takes another than Pillow
     with suppress(NotImplementedError):  # of lanczos in an earlier torch
-        if mode != "nearest":
-            resized: Pixels = interpolate(image, size, mode=mode, antialias=True)[0].permute(1, 2, 0).numpy()
-            return resized
+        resized: Pixels = interpolate(image, size, mode=kernel, antialias=not nearest)[0].permute(1, 2, 0).numpy()
+        return resized
     return _by_pillow(Image.fromarray(pixels), size, mode)
 
 
