@@ -396,6 +396,10 @@ TOGETHER = {
     "fit images.yaml --data.root=good --model=torchvision.models.resnet18 --model.num_classes=7": (
         "model.num_classes=7 does not fit the data, which has 2 (leave it out)"
     ),
+    "fit digits.yaml --module=MAE --loss=null --optimizer.layer_decay=0.7 --data.mixing=[CutMix]": [
+        "optimizer.layer_decay=0.7 needs a ViT: MAE does not say how deep a parameter lies",
+        "data.mixing: MAE would learn to reconstruct mixed images (give data.mixing=null)",
+    ],
     "fit images.yaml --data.root=good --model=torchvision.models.resnet18 --optimizer.layer_decay=0.7": (
         "optimizer.layer_decay=0.7 needs a ViT: ResNet does not say"
     ),

@@ -18,7 +18,7 @@ from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, read_loss, r
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
-from vit_lightning.config.foreign import SET_BY_RUN, as_lightning_trains, lacks_optimizer
+from vit_lightning.config.foreign import SET_BY_RUN, as_lightning_trains
 from vit_lightning.config.from_weights import Merged, options_of_data, other_cuts
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import find_class, near
@@ -33,6 +33,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import is_plain_name, refuse
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.training.checkpoints import CheckpointConfig
+from vit_lightning.training.classifier import ConfiguredOptimizer
 
 OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
 """Classes of the options that belong to no group."""
@@ -387,8 +388,8 @@ def try_module(groups: Groups) -> None:
         filled = {**(groups.facts or {}), **settings, "network": groups.empty, "metrics": {}, "distillation": None}
         with problems_into(reader, ""):
             made = empty_network(lambda: module_from(module, filled), "module")
-            if lacks_optimizer(module.target):
-                reader.problems += optimizer_problems(made, settings["optimizer"])
+            if isinstance(made, ConfiguredOptimizer):
+                reader.problems += optimizer_problems(made.optimized(), settings["optimizer"])
 
 
 def read_teacher(groups: Groups) -> None:

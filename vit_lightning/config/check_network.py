@@ -88,10 +88,7 @@ def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None, 
 
 def optimizer_problems(network: nn.Module, optimizer: OptimizerConfig | None) -> list[str]:
     """Returns why the parameters of a network cannot be grouped."""
-    if optimizer is not None:
-        with contextlib.suppress(UserError):  # its own problems are found elsewhere
-            return [f"optimizer.{text}" for text in group_problems(network, optimizer)]
-    return []
+    return [] if optimizer is None else [f"optimizer.{text}" for text in group_problems(network, optimizer)]
 
 
 def _weights(network: nn.Module, data: ImageData, general: Mapping[str, Any], merged: Merged) -> FirstWeights | None:

@@ -29,6 +29,7 @@ from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names
 from vit_lightning.storage.credentials import secrets_of_environment
 from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.losses import OwnLoss, Teacher
+from vit_lightning.training.mae import MAE
 from vit_lightning.training.own_state import callback_problems
 from vit_lightning.training.probes import Probe
 from vit_lightning.training.resources import AUTO
@@ -142,11 +143,13 @@ def test_of_others(groups: Groups) -> Iterator[str]:
 
 
 def loss_of_data(groups: Groups) -> Iterator[str]:
-    """Yields why a loss of others does not take the targets of the data."""
-    loss, data = groups.settings["loss"], groups.data
+    """Yields why a loss of others, or MAE's, does not take the targets of the data."""
+    loss, data, mixes = groups.settings["loss"], groups.data, bool(getattr(groups.data, "mixing", None))
     if data is not None and type(loss) is OwnLoss:
-        for text in loss.problems(len(data.label_names), mixes=bool(getattr(data, "mixing", None))):
+        for text in loss.problems(len(data.label_names), mixes=mixes):
             yield f"loss.class_path={loss.name}: {text}"
+    if mixes and groups.module is not None and issubclass(groups.module.kind, MAE):
+        yield "data.mixing: MAE would learn to reconstruct mixed images (give data.mixing=null)"
 
 
 def average_beside_callbacks(groups: Groups) -> Iterator[str]:

@@ -54,7 +54,7 @@ class ConfiguredOptimizer(LightningModule):
 
     optimizer_config: OptimizerConfig
 
-    def _optimized(self) -> nn.Module:
+    def optimized(self) -> nn.Module:
         """Returns what the optimizer trains."""
         return self
 
@@ -74,7 +74,7 @@ class ConfiguredOptimizer(LightningModule):
                 "warm-up or a schedule (give optimizer.warmup_steps or warmup_fraction, and interval: step)"
             )
         optimizer, schedule = optimizer_and_schedule(
-            self._optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=int(per_epoch)
+            self.optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=int(per_epoch)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -163,7 +163,7 @@ class ViTClassifier(ConfiguredOptimizer):
             *(callback for callback in (self.average, self.distillation) if callback is not None),
         ]
 
-    def _optimized(self) -> nn.Module:
+    def optimized(self) -> nn.Module:
         return self.network
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:

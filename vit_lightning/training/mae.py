@@ -67,7 +67,7 @@ class MAE(ViTClassifier):
         if not getattr(self.trainer.datamodule, "own_loaders", False):  # type: ignore[attr-defined]
             raise UserError("module: MAE draws masks from the keys of images, and needs data with our own loaders")
 
-    def _optimized(self) -> nn.Module:
+    def optimized(self) -> nn.Module:
         return self
 
     def no_decay(self) -> set[str]:
