@@ -368,20 +368,39 @@ STEPS = """
 """
 
 
+OTHERS = """
+class NoBias(Own):
+    def __init__(self, num_classes: int = 10):
+        super().__init__(num_classes)
+        self.head = torch.nn.Linear(8, num_classes, bias=False)
+
+class Renames(Own):
+    def on_load_checkpoint(self, checkpoint):
+        state = checkpoint["state_dict"]
+        for name in [*state]:
+            state[name.removeprefix("old.")] = state.pop(name)
+"""
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("classes", "new"), [(10, set()), (12, {"head.weight", "head.bias"})])
-def test_a_training_starts_from_a_checkpoint_of_any_lightning(tmp_path, monkeypatch, classes, new):
+@pytest.mark.parametrize(
+    ("kind", "classes", "prefix"), [("Own", 10, ""), ("Own", 12, ""), ("NoBias", 12, ""), ("Renames", 10, "old.")]
+)
+def test_a_training_starts_from_a_checkpoint_of_any_lightning(tmp_path, monkeypatch, kind, classes, prefix):
     """PL#15705: that of a module of the user's was "of none of the families"; a head of other classes is new."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"begun{classes}.py").write_text(OWN + STEPS)
-    theirs = importlib.import_module(f"begun{classes}").Own(num_classes=classes).state_dict()
-    torch.save({"state_dict": theirs, "pytorch-lightning_version": "2.6.0"}, "theirs.ckpt")
-    flags = [f"--module=begun{classes}.Own", "--data=Digits", "--optimizer.class_path=torch.optim.SGD", "--test=false"]
+    (tmp_path / f"begun{classes}{kind}.py").write_text(OWN + STEPS + OTHERS)
+    theirs = importlib.import_module(f"begun{classes}{kind}").Own(num_classes=classes).state_dict()
+    given = {f"{prefix}{name}": value for name, value in theirs.items()}
+    torch.save({"state_dict": given, "pytorch-lightning_version": "2.6.0"}, "theirs.ckpt")
+    new = set() if (kind, classes) == ("Own", 10) else {"head.weight", "head.bias"}
+    flags = [f"--module=begun{classes}{kind}.{kind}", "--data=Digits", "--test=false"]
+    flags += ["--optimizer.class_path=torch.optim.SGD"]
     flags += ["--trainer.max_steps=1", "--wandb.mode=disabled", "--init_from=theirs.ckpt", f"--reset_head={bool(new)}"]
     assert main(["fit", *flags, "--out=run"]) == 0
     begun = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["state_dict"]
-    assert {name for name, value in theirs.items() if not torch.equal(value, begun[name])} == new
+    assert {name for name in theirs if not torch.equal(theirs[name], begun.get(name, torch.zeros(())))} == new
 
 
 def test_an_arch_of_timm_prepares_the_images_and_without_it_a_note_names_the_crop(tmp_path):

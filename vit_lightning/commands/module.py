@@ -21,7 +21,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify
 from vit_lightning.training.compiled import REPLAYS, compile_module
 from vit_lightning.training.fast_paths import accelerate
-from vit_lightning.training.fine_tuning import head_state
+from vit_lightning.training.fine_tuning import with_own_head
 from vit_lightning.training.lightning_detours import predict_with, send_no_tables
 from vit_lightning.training.losses import Distillation
 from vit_lightning.training.resources import AUTO
@@ -59,15 +59,13 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         return
     if not isinstance(module, ViTClassifier):
         path = find_checkpoint(place, "init_from")
-        checkpoint, own = read_checkpoint(path), experiment.data.class_names
+        checkpoint, own, new = read_checkpoint(path), experiment.data.class_names, experiment.config["reset_head"]
         module.configure_model()
-        if experiment.config["reset_head"]:
-            checkpoint["state_dict"] |= head_state(module)
-        elif names := (checkpoint.get("test_view") or {}).get("class_names"):
+        if not new and (names := (checkpoint.get("test_view") or {}).get("class_names")):
             refuse(differences(experiment.data.place, own, f"init_from={place}", names, "give reset_head=true"))
         if str(experiment.trainer["precision"]).startswith("64"):
             module.double()  # Lightning converts only later
-        load_weights(module, checkpoint, path)
+        load_weights(module, checkpoint, path, new_head=new)
         return
     first = experiment.initial
     assert first is not None
@@ -82,13 +80,16 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
         write_whole(folder / "init_from.json", first.to_json(experiment.config["resize_positions"]))
 
 
-def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path) -> None:
+def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path, *, new_head: bool = False) -> None:
     """Loads the weights of a checkpoint into a module of the same architecture; metrics keep their own counts.
 
-    A module of the user's is restored as Lightning does it: it may have kept a part of its weights.
+    A module of the user's is restored as Lightning does it: it may have kept a part of its weights. With ``new_head``
+    it keeps its own head.
     """
     if not isinstance(module, ViTClassifier):
         module.on_load_checkpoint(checkpoint)
+        if new_head:  # of the names that the hook gives
+            checkpoint["state_dict"] = with_own_head(checkpoint["state_dict"], module)
         try:
             module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
         except RuntimeError as fault:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,13 +38,11 @@ def freeze_backbone(network: nn.Module) -> None:
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # Lightning's, at each start
 
 
-def head_state(network: nn.Module) -> dict[str, Tensor]:
-    """Returns a copy of the weights of the head, by their names in the network."""
-    return {
-        f"{name}.{key}": value.clone()
-        for name, head in find_head(network).items()
-        for key, value in head.state_dict().items()
-    }
+def with_own_head(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Returns weights for a network with those of its own head in place of what they have there."""
+    heads = tuple(f"{name}." for name in find_head(network))
+    own = {name: value for name, value in network.state_dict().items() if name.startswith(heads)}
+    return {name: value for name, value in state.items() if not name.startswith(heads)} | own
 
 
 def _contains(outer: str, inner: str) -> bool:
