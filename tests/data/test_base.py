@@ -260,12 +260,3 @@ def test_images_do_not_depend_on_batches_or_ranks():
         images = epoch(batch_size, ranks)
         assert images.keys() == reference.keys()
         assert all(torch.equal(image, images[key]) for key, image in reference.items())
-
-
-def test_images_do_not_depend_on_workers():
-    def epoch(num_workers: int) -> list[torch.Tensor]:
-        data = Digits(batch_size=400, num_workers=num_workers, augment=STRONG, mixing=[MixUp(), CutMix()])
-        batches = enumerate(data.train_dataloader())
-        return [data.model_input(batch, completed).images for completed, batch in batches]
-
-    assert all(torch.equal(a, b) for a, b in zip(epoch(0), epoch(3), strict=True))

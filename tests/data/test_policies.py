@@ -51,22 +51,6 @@ def distance_to_tie(name, magnitudes, height, width):
     return torch.minimum(*((place - place.floor() - 0.5).abs() for place in (columns, rows)))
 
 
-def disagreements(name, space, size, operation):
-    """Pixels that are not torchvision's, over all magnitudes: (at a tie, elsewhere, all that were compared)."""
-    magnitudes, signed = space._AUGMENTATION_SPACE[name]
-    assert signed == (name in SIGNED)
-    values = magnitudes(31, *size)
-    values = [0.0] if values is None else values.tolist()
-    values += [-value for value in values] if signed else []
-    image, given = images(1, *size)[0], torch.tensor(values, dtype=torch.float64)
-    ours = operation(image.expand(len(values), -1, -1, -1), given)
-    different = (ours != torch.stack([in_torchvision(image, name, value) for value in values])).any(dim=1)
-    tie = torch.zeros_like(different)
-    if name in ("ShearX", "ShearY", "Rotate"):  # translations are whole pixels, half a pixel from any tie
-        tie = distance_to_tie(name, given, *size) < TIE
-    return int((different & tie).sum()), int((different & ~tie).sum()), different.numel()
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("space", [v2.RandAugment, v2.TrivialAugmentWide])
 @pytest.mark.parametrize("name", list(OPERATIONS)[:DRAWN])
@@ -76,18 +60,19 @@ def test_every_operation_is_torchvision_s_for_all_magnitudes_at_once(name, space
     On Intel with AVX-512 no pixel differs; ``MKL_CBWR=COMPATIBLE`` shows what AMD does: 20, 59 and 38 of
     106,020 pixels of ShearX, ShearY and Rotate, all within 2e-7 of a tie.
     """
-    at_ties, elsewhere, compared = disagreements(name, space, size, OPERATIONS[name])
-    assert elsewhere == 0
-    assert at_ties <= compared / 1000
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["ShearX", "ShearY", "Rotate"])
-def test_a_slightly_wrong_operation_is_not_excused_by_ties(name, size):
-    def wrong(batch, magnitude):
-        return OPERATIONS[name](batch, magnitude * 1.003)
-
-    assert disagreements(name, v2.RandAugment, size, wrong)[1] > 0
+    magnitudes, signed = space._AUGMENTATION_SPACE[name]
+    assert signed == (name in SIGNED)
+    values = magnitudes(31, *size)
+    values = [0.0] if values is None else values.tolist()
+    values += [-value for value in values] if signed else []
+    image, given = images(1, *size)[0], torch.tensor(values, dtype=torch.float64)
+    ours = OPERATIONS[name](image.expand(len(values), -1, -1, -1), given)
+    different = (ours != torch.stack([in_torchvision(image, name, value) for value in values])).any(dim=1)
+    tie = torch.zeros_like(different)
+    if name in ("ShearX", "ShearY", "Rotate"):  # translations are whole pixels, half a pixel from any tie
+        tie = distance_to_tie(name, given, *size) < TIE
+    assert not (different & ~tie).any()
+    assert (different & tie).float().mean() <= 0.001
 
 
 def recorded(monkeypatch, policy, count=3000, height=32, width=32):

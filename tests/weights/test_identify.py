@@ -1,19 +1,15 @@
 """Weights of unknown origin: family and sizes from names, shapes and the files beside them; a ViT as a config."""
 
-import json
-
 import pytest
 import torch
 from references import fresh
 
-from vit_lightning import RotaryAttention, SeparateAttention, UserError, ViT
+from vit_lightning import UserError, ViT
 from vit_lightning.config.networks import network_in_file
-from vit_lightning.models.patches import LinearProjection
-from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.identify import identify
-from vit_lightning.weights.options import OPTIONS, build, describe, model_config
+from vit_lightning.weights.options import OPTIONS, build, describe
 from vit_lightning.weights.tables import find_names, to_theirs
 
 
@@ -29,30 +25,6 @@ def opened(file, config=None):
 
 def read(state):
     return WeightsFile("weights", None, {name: torch.as_tensor(value) for name, value in state.items()})
-
-
-def check_config(vit, *shape):
-    """A config's model builds the same function from the same tensors."""
-    network = network_in_file({"model": json.loads(json.dumps(model_config(vit)))}).eval()
-    network.load_state_dict(vit.state_dict(), strict=True)
-    network, vit = network.double(), vit.double()
-    with torch.no_grad():
-        assert torch.equal(network(images(*shape)), vit(images(*shape)))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"attention": SeparateAttention, "patch_projection": LinearProjection},
-        {"attention": RotaryAttention, "positions": "none", "pool": "mean", "class_token": False},
-        {"positions": SinCos2dPositions, "image_size": (8, 12), "layer_scale": 0.1, "num_classes": 0},
-    ],
-    ids=str,
-)
-def test_our_own_variants_as_config(options):
-    sizes = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
-    vit = ViT(**{**sizes, **options}).eval()
-    check_config(vit, 2, 3, *vit.image_size)
 
 
 def test_the_linear_embedding_of_the_tutorial_goes_both_ways():
@@ -97,28 +69,43 @@ def test_heads_of_crate_s():
     assert identify(WeightsFile("weights", None, state)).config.items() >= {"heads": 12, "dim_head": 48}.items()
 
 
-def test_what_tensors_do_not_tell_is_asked_for():
-    _, state, _ = fresh("timm")
-    with pytest.raises(UserError, match=r"do not tell the number of heads: give config=\{'num_heads'"):
-        identify(read(state))
-    with pytest.raises(UserError, match="3 heads do not divide the 16 channels"):
-        identify(read(state), {"num_heads": 3})
-    with pytest.raises(UserError, match=r"config\.num_head=2: timm has no such option"):
-        identify(read(state), {"num_heads": 2, "num_head": 2})
-    _, state, _ = fresh("timm", img_size=[8, 12])
-    with pytest.raises(UserError, match=r"7 positions are no square of patches: give config=\{'img_size'"):
-        identify(read(state), {"num_heads": 2})
-    assert opened(read(state), {"num_heads": 2, "img_size": [8, 12]})[0].image_size == (8, 12)
+def timm_weights(**beside):
+    return {**fresh("timm")[1], **beside}
 
 
-def test_foreign_weights_are_named():
-    foreign = {"conv1.weight": torch.zeros(8, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(8, 8, 3, 3)}
-    with pytest.raises(UserError, match=r"none of the families \(first names: conv1.weight, layer1"):
-        identify(read(foreign))
-    _, state, _ = fresh("timm")
-    state["blocks.0.attn.rel_pos_bias.table"] = torch.zeros(3)
-    with pytest.raises(UserError, match=r"blocks\.0\.attn\.rel_pos_bias\.table is unexpected in the weights of timm"):
-        identify(read(state), {"num_heads": 2})
+@pytest.mark.parametrize(
+    ("make", "config", "message"),
+    [
+        (timm_weights, {}, r"do not tell the number of heads: give config=\{'num_heads'"),
+        (timm_weights, {"num_heads": 3}, "3 heads do not divide the 16 channels"),
+        (timm_weights, {"num_heads": 2, "num_head": 2}, r"config\.num_head=2: timm has no such option"),
+        (
+            lambda: fresh("timm", img_size=[8, 12])[1],
+            {"num_heads": 2},
+            r"7 positions are no square of patches: give config=\{'img_size'",
+        ),
+        (
+            lambda: timm_weights(**{"blocks.0.attn.rel_pos_bias.table": torch.zeros(3)}),
+            {"num_heads": 2},
+            r"blocks\.0\.attn\.rel_pos_bias\.table is unexpected in the weights of timm",
+        ),
+        (
+            lambda: {"conv1.weight": torch.zeros(8, 3, 7, 7), "layer1.0.conv1.weight": torch.zeros(8, 8, 3, 3)},
+            {},
+            r"none of the families \(first names: conv1.weight, layer1",
+        ),
+        (
+            lambda: {"q_proj.lora_A.default.weight": torch.zeros(4, 4), "cls_token": torch.zeros(1, 1, 4)},
+            {},
+            r"LoRA beside those of a model, which is not read \(PEFT's merge_and_unload",
+        ),
+    ],
+    ids=str,
+)
+def test_what_tensors_do_not_tell_and_what_is_foreign_is_named(make, config, message):
+    with pytest.raises(UserError, match=message) as caught:
+        identify(read(make()), config)
+    assert len(caught.value.problems) == 1
 
 
 def test_a_model_of_timm_with_blocks_that_we_lack_is_refused():
@@ -128,6 +115,11 @@ def test_a_model_of_timm_with_blocks_that_we_lack_is_refused():
     config = {"architecture": "vit_base_patch16_rpn_224", "model_args": {"depth": 1}}
     with pytest.raises(UserError, match=r"config\.block_fn=ResPostBlock: we do not have this option of timm"):
         identify(WeightsFile("weights", None, dict(state), config))
+
+
+def test_a_size_that_positions_do_not_tell_is_taken():
+    _, state, _ = fresh("timm", img_size=[8, 12])
+    assert opened(read(state), {"num_heads": 2, "img_size": [8, 12]})[0].image_size == (8, 12)
 
 
 def test_weights_under_our_own_names():
@@ -158,12 +150,3 @@ def test_positions_that_no_tensor_tells_are_asked_for():
     )
     network.load_state_dict(vit.state_dict())
     assert torch.equal(network.eval()(images(2, 3, 16, 16).float()), vit(images(2, 3, 16, 16).float()))
-
-
-def test_adapters_are_refused_with_the_way_out():
-    name = "vit.layers.0.attention.q_proj.lora_A.default.weight"
-    with pytest.raises(
-        UserError, match=r"LoRA beside those of a model, which is not read \(PEFT's merge_and_unload"
-    ) as caught:
-        identify(read({name: torch.zeros(4, 4), "cls_token": torch.zeros(1, 1, 4)}))
-    assert len(caught.value.problems) == 1
