@@ -62,6 +62,15 @@ class Stateful(Callback):
         self.count += 1
         scale(pl_module, 1 - 0.01 * (self.count % 3))
 
+class Halving(Callback):
+    """Has its arguments in its state; one of them is changed by training."""
+    def __init__(self, start: float, every: int): self.start, self.every = start, every
+    def state_dict(self): return {"start": self.start, "every": self.every}
+    def load_state_dict(self, state): vars(self).update(state)
+    def on_train_batch_end(self, trainer, pl_module, *others):
+        self.start /= 2
+        pl_module.log_dict({"start": self.start, "every": float(self.every)})
+
 class Unfreeze(Callback):
     def on_fit_start(self, trainer, pl_module):
         pl_module.network[1].requires_grad_(False)
@@ -140,6 +149,17 @@ def test_a_patience_that_a_resumed_run_is_given_holds(in_folder):
     given = [callbacks(stopping % 1), "--allow-config-change=trainer.callbacks"]
     assert main(["fit", "--resume=run", *given]) == 0
     assert json.loads(Path("run/results.json").read_text())["steps"] == 14
+
+
+def test_an_argument_of_a_callback_that_a_resumed_run_is_given_holds(own):
+    """That in the callback's own state was used; what training has changed of another argument stays."""
+    halving, held = "{class_path: own.Halving, start: 1, every: %d}", {"start": 2**-5, "every": 3.0}
+    with killed_after(4):
+        main([*RUN, callbacks(halving % 2), "--out=run"])
+    given = [callbacks(halving % 3), "--allow-config-change=trainer.callbacks"]
+    assert main(["fit", "--resume=run", *given]) == 0
+    rows = [{name: row[name] for name in held} for row in logged_rows(Path("run")) if "start" in row]
+    assert rows[3:5] == [{"start": 2**-4, "every": 2.0}, held]
 
 
 def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept(own):

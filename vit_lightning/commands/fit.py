@@ -9,7 +9,7 @@ import contextlib
 import io
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from vit_lightning.commands.module import (
     network_of,
     start_weights,
 )
-from vit_lightning.commands.resume import Resumed, find_run, parent_of
+from vit_lightning.commands.resume import Resumed, changed_arguments, find_run, parent_of
 from vit_lightning.commands.session import (
     Results,
     chosen_matmul,
@@ -39,6 +39,7 @@ from vit_lightning.commands.session import (
 )
 from vit_lightning.commands.summary import in_bytes, training_bytes
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import Config
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
@@ -116,7 +117,8 @@ def fit(experiment: Experiment) -> Results:
             run = make_run(experiment, trainer_arguments, folder)
             write_whole(folder / "config.yaml", experiment.to_yaml())
         else:
-            run = make_run(experiment, trainer_arguments, resumed.folder, begins=resumed.restored is None)
+            before = None if resumed.restored is None else resumed.restored.checkpoint["config"]
+            run = make_run(experiment, trainer_arguments, resumed.folder, before)
         return train_and_test(run, resumed)
 
 
@@ -136,19 +138,20 @@ def try_out(experiment: Experiment) -> Results:
     return logged(trainer, "")
 
 
-def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folder: Path, *, begins: bool = True) -> Run:
+def make_run(experiment: Experiment, trainer_arguments: Config, folder: Path, before: Config | None = None) -> Run:
     """Makes all parts of a training: data, network, module, callbacks, loggers, Trainer.
 
     Args:
         experiment: the experiment to run.
         trainer_arguments: arguments of Lightning's Trainer, from the config.
         folder: the run folder.
-        begins: whether the run starts at step 0, and so with the weights of ``init_from``.
+        before: config of the checkpoint from which it resumes; None where it starts at step 0, and so with the weights
+            of ``init_from``.
     """
     seed_everything(experiment.seed, verbose=False)
     data, settings, config = experiment.data, experiment.settings, experiment.config
     module = make_module(experiment)  # the network, its loss, optimizer and metrics
-    if begins:
+    if before is None:
         start_weights(module, experiment, folder)
 
     shape = (data.in_channels, *data.image_size)
@@ -161,7 +164,7 @@ def make_run(experiment: Experiment, trainer_arguments: Mapping[str, Any], folde
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
     callbacks = [
         Start(experiment, wandb.start),  # before the random numbers of a step are seeded
-        OwnState(),  # before the user's callbacks are set up
+        OwnState(changed_arguments(before or config, config)),  # before the user's callbacks are set up
         *([] if isinstance(module, ViTClassifier) else [ConfiguredGroups()]),
         StepSeeds(experiment.seed),
         guard,

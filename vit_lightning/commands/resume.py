@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import say
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import changes, read_flags
+from vit_lightning.config.files import as_list, changes, flatten, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve
@@ -265,6 +265,13 @@ def refuse_changes(changed: Changes, allowed: Sequence[str], folder: Path, *, tr
             how = f"to change it: --allow-config-change {key}"
             problems.append(f"{change} ({f'its training has finished; {new_run_hint(folder)}' if trained else how})")
     refuse(problems)
+
+
+def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
+    """Returns the arguments of callbacks, as EarlyStopping.patience, that differ between two configs."""
+    lists = [as_list(flatten(config["trainer"]["callbacks"])) for config in (before, now)]
+    first, second = ({one["class_path"].rpartition(".")[2]: one for one in given} for given in lists)
+    return changes(first, second)
 
 
 def new_run_hint(folder: Path) -> str:

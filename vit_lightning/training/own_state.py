@@ -6,7 +6,7 @@ import functools
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from io import BytesIO
 from pathlib import PurePath
 from types import FunctionType, MethodType
@@ -50,10 +50,14 @@ class OwnState(Callback):
     resumed run Lightning calls ``setup``, ``on_fit_start`` and ``on_train_start`` once more, and
     ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside an epoch too, and none of these
     hooks changes weights and optimizer, or those attributes.
+
+    Args:
+        changed: arguments of callbacks, as EarlyStopping.patience, that are others than in the checkpoint: they hold,
+            even where the callback's own state has those of the checkpoint.
     """
 
-    def __init__(self) -> None:
-        self._named: set[str] = set()
+    def __init__(self, changed: Collection[str]) -> None:
+        self._changed, self._named = changed, set[str]()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse(callback_problems(map(type, trainer.callbacks)))  # type: ignore[attr-defined]
@@ -75,8 +79,9 @@ class OwnState(Callback):
         ranks, states = checkpoint["own_state"], checkpoint["callbacks"]
         packed = BytesIO(ranks[trainer.global_rank % len(ranks)])  # there may be more ranks than before
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if type(callback) is callbacks.EarlyStopping and callback.state_key in states:
-                states[callback.state_key]["patience"] = callback.patience  # an argument, which may have been changed
+            state, kind = states.get(callback.state_key, {}), type(callback).__name__
+            own = {name: value for name, value in vars(callback).items() if f"{kind}.{name}" in self._changed}
+            state |= {name: own[name] for name in own.keys() & state.keys()}
         for part in _parts(trainer).values():
             for name in ("on_fit_start", "on_train_start") if isinstance(part, Callback | LightningModule) else ():
                 setattr(part, name, _without_effect(getattr(part, name), trainer))
