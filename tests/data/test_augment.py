@@ -88,29 +88,6 @@ def test_uniform_is_the_upper_24_bits():
     assert uniform(keys(100), 3).tolist() == expected
 
 
-@pytest.mark.parametrize(("seed", "epoch", "stream"), [(0, 0, 0), (1, 0, 1), (0, 1, 2)])
-def test_uniform_is_uniform(seed, epoch, stream):
-    draws = uniform(keys(100_000, seed, epoch), stream).double()
-    assert stats.kstest(draws.numpy(), "uniform").pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: uniform(keys(100_000), 2),
-        lambda: uniform(keys(100_000, seed=1), 1),
-        lambda: uniform(keys(100_000, epoch=1), 1),
-        lambda: uniform(keys(100_000), 1).roll(1),
-        lambda: uniform(mix(keys(100_000), 1), 1),
-    ],
-    ids=["stream", "seed", "epoch", "next image", "mixed again"],
-)
-def test_uniform_numbers_are_independent(other):
-    pairs = torch.stack([uniform(keys(100_000), 1), other()])
-    counts = torch.histogramdd(pairs.T.contiguous(), [10, 10], range=[0.0, 1.0, 0.0, 1.0]).hist
-    assert stats.chisquare(counts.flatten().numpy()).pvalue > 1e-3
-
-
 def noise(count, height=24, width=20, channels=3):
     drawn = torch.randint(0, 256, (count, channels, height, width), generator=torch.Generator().manual_seed(0)).byte()
     drawn[: count // 8], drawn[count // 8 : count // 4] = 7, drawn[count // 8 : count // 4] // 50  # even and dark ones

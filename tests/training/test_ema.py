@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 from timm.utils import ModelEmaV2
 from torch import nn
@@ -53,15 +53,6 @@ def outcome_of_test(trainer, probe, **arguments):
 
 def kept(path):
     return float(torch.load(path, weights_only=True)["state_dict"]["network.weight"])
-
-
-def test_lightning_s_own_still_gets_the_three_figures_wrong(tmp_path):
-    probe = Probe()
-    trainer, validated, path = train(tmp_path, probe, EMAWeightAveraging(decay=0.5))
-    assert validated == pytest.approx(7.0078125)
-    assert outcome_of_test(trainer, probe, ckpt_path="best") == 8.0
-    _, validated, path = train(tmp_path, Probe(), EMAWeightAveraging(decay=0.5), weights_only=True)
-    assert (validated, kept(path)) == (pytest.approx(7.0078125), 8.0)
 
 
 AVERAGE = 7.0 + 0.5**8  # sum of 0.5 ** (9 - t) t for t = 1 to 8; the average begins with the first weights
@@ -183,11 +174,6 @@ def test_an_interrupted_validation_leaves_nothing_behind():
     shown = {name: value.clone() for name, value in network.state_dict().items()}
     module.average.hide(network)
     assert any(not torch.equal(value, shown[name]) for name, value in network.state_dict().items())
-
-
-def test_decay_warms_up():
-    assert [EMAConfig(decay=0.99).decay_at(step) for step in (1, 9, 10**4)] == [2 / 11, 10 / 19, 0.99]
-    assert EMAConfig(decay=0.99, warmup=False).decay_at(1) == 0.99
 
 
 def test_a_strategy_that_shards_the_weights_is_refused():

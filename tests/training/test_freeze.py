@@ -5,11 +5,10 @@ import copy
 import pytest
 import timm
 import torch
-from lightning.pytorch import Trainer, seed_everything
 from runs import SMALL
 from torch import nn
 
-from vit_lightning import Digits, EMAConfig, OptimizerConfig, UserError, ViT, ViTClassifier
+from vit_lightning import UserError, ViT
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
 from vit_lightning.models.heads import find_head
@@ -65,19 +64,6 @@ def test_only_the_head_is_trained_and_all_else_stays_in_evaluation_mode(name):
 def test_a_network_without_a_linear_layer_has_no_head():
     with pytest.raises(UserError, match="Sequential has no linear layer"):
         freeze_backbone(nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()))
-
-
-def test_training_moves_the_head_alone_and_the_average_too():
-    seed_everything(0, verbose=False)
-    network = NETWORKS["ViT"]()
-    freeze_backbone(network)
-    before = copy.deepcopy(network.state_dict())
-    module = ViTClassifier(network, ema=EMAConfig(decay=0.9), optimizer=OptimizerConfig(weight_decay=0.5))
-    trainer = Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=3, **QUIET)
-    trainer.fit(module, Digits())
-    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
-    assert moved == {"head.norm.weight", "head.norm.bias", "head.linear.weight", "head.linear.bias"}
-    assert sum(len(group["params"]) for group in trainer.optimizers[0].param_groups) == 4
 
 
 def test_a_run_says_what_it_trains_and_begins_with_a_new_head_if_it_is_told_so(results, in_folder, capsys):

@@ -180,46 +180,50 @@ def test_masks_are_others_in_each_epoch_and_the_same_in_each_validation(in_folde
     assert reconstructions.getpixel((7 * 122 + 61, 26 + 2 * 152 + 40)) != (255, 255, 255)  # eight whole columns
 
 
-def test_a_classifier_starts_from_its_encoder_with_a_head_of_its_own(in_folder, capsys):
-    fit(resolve([*RUN[1:], "--out=run"]))
-    start = ("--init_from=run", "--optimizer.layer_decay=0.75", "--optimizer.lr=0")
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("mae")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fit(resolve([*RUN[1:], "--out=run"]))
+    return folder / "run"
+
+
+def test_a_classifier_starts_from_its_encoder_with_a_head_of_its_own(pretrained, in_folder, capsys):
+    start = (f"--init_from={pretrained}", "--optimizer.layer_decay=0.75", "--optimizer.lr=0")
     fit(resolve([*start, *SMALL[-2:], "--data.fraction=0.2", "--wandb.mode=disabled", "--out=tuned"]))
-    printed = capsys.readouterr().out
-    assert "18 tensors taken, new head\n" in printed
-    assert "no report" not in printed
-    first, tuned = (read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("run", "tuned"))
+    assert "18 tensors taken, new head\n" in capsys.readouterr().out
+    first, tuned = (read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"] for run in (pretrained, Path("tuned")))
     kept = [name for name in tuned if name.startswith("network.") and ".head." not in name]
     assert len(kept) == 18
     assert all(torch.equal(first[name], tuned[name]) for name in kept)
 
 
 @pytest.mark.full
-def test_commands_take_its_run_or_refuse_it(in_folder, capsys):
-    fit(resolve([*RUN[1:], "--out=run"]))
+def test_commands_take_its_run_or_refuse_it(pretrained, in_folder, capsys):
     for command in ("embed", "inspect", "test"):
-        assert main([command, "--ckpt=run"]) == 0
+        assert main([command, f"--ckpt={pretrained}"]) == 0
     assert "without names" not in "".join(capsys.readouterr())
-    assert main(["predict", "--ckpt=run"]) != 0
+    assert main(["predict", f"--ckpt={pretrained}"]) != 0
     assert "MAE learns without labels and predicts no classes" in capsys.readouterr().err
 
 
-def test_pre_training_starts_from_an_encoder_with_a_decoder_of_its_own(in_folder, capsys, monkeypatch):
+def test_pre_training_starts_from_an_encoder_with_a_decoder_of_its_own(pretrained, in_folder, capsys, monkeypatch):
     monkeypatch.setattr("vit_lightning.figures.validation_pictures.SAMPLE", 4)
     given: list[dict[str, Path]] = []
     log = "vit_lightning.storage.wandb_logger.RunLogger.log_images"
     monkeypatch.setattr(log, lambda self, images, step=None: given.append(images))
-    start = ("--trainer.max_epochs=1", "--test=false")
-    fit(resolve([*RUN[1:], *start, "--out=run"]))
-    fit(resolve([*RUN[1:], *start, "--init_from=run", "--out=more"]))
-    assert "18 tensors taken, new head, new decoder\n" in capsys.readouterr().out
+    fit(resolve([*RUN[1:], "--trainer.max_epochs=1", "--test=false", f"--init_from={pretrained}", "--out=more"]))
+    printed = capsys.readouterr().out
+    assert "18 tensors taken, new head, new decoder\n" in printed
+    assert "no report" not in printed
     *_, picture = [images["images/reconstructions"] for images in given if "images/reconstructions" in images]
     assert picture.samefile("more/validation/reconstructions-0001.png")
     assert Image.open(picture).size == (4 * 122, 3 * 152 + 26)
 
 
-def test_a_loaded_run_gives_features_and_no_classes(in_folder):
-    fit(resolve([*RUN[1:], "--out=run"]))
-    model = load("run")
+def test_a_loaded_run_gives_features_and_no_classes(pretrained):
+    model = load(pretrained)
     assert model.embed(torch.zeros(2, 1, 8, 8)).shape == (2, 16)
     with pytest.raises(UserError, match="gives no logits"):
         model.predict(torch.zeros(2, 1, 8, 8))

@@ -55,15 +55,6 @@ def test_each_parameter_is_in_one_group_and_exactly_the_matrices_and_kernels_dec
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.05, 0.0)
 
 
-def test_all_weights_may_decay():
-    network = make("vit")
-    optimizer, _ = optimizer_and_schedule(
-        network, OptimizerConfig(weight_decay_on="all"), total_steps=2, steps_per_epoch=2
-    )
-    (group,) = optimizer.param_groups
-    assert (len(group["params"]), group["weight_decay"]) == (len([*network.parameters()]), 0.05)
-
-
 def test_a_network_names_its_own_parameters_without_decay():
     class Named(nn.Linear):
         def no_decay(self):

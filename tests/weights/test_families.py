@@ -26,7 +26,7 @@ from timm.utils import CheckpointSaver
 from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
-from vit_lightning import UserError, load
+from vit_lightning import load
 from vit_lightning.cli import main
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
@@ -86,70 +86,6 @@ def lucid_vit(config, kind=lucid.ViT):
     return kind(**{**config, **sizes})
 
 
-class OlderSimpleViT(lucid.SimpleViT):
-    """vit-pytorch's before its norms of patches: with the last norm in the head."""
-
-    def __init__(self, *, dim, num_classes, patch_norms=False, **sizes):
-        super().__init__(dim=dim, num_classes=num_classes, **sizes)
-        if not patch_norms:
-            self.to_patch_embedding = nn.Sequential(self.to_patch_embedding[0], self.to_patch_embedding[2])
-        self.transformer.norm = nn.Identity()
-        self.linear_head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, num_classes))
-
-
-class PreNorm(nn.Module):
-    def __init__(self, dim, fn):
-        super().__init__()
-        self.norm, self.fn = nn.LayerNorm(dim), fn
-
-    def forward(self, tokens):
-        return self.fn(self.norm(tokens))
-
-
-class OlderViT(lucid.ViT):
-    """vit-pytorch's before 2023: norms of the blocks outside, the last one in the head, a batch axis of positions."""
-
-    def __init__(self, *, dim, num_classes, pool="cls", **sizes):
-        super().__init__(dim=dim, num_classes=num_classes, **sizes)
-        self.pool = pool  # with its class token
-        self.to_patch_embedding = nn.Sequential(self.to_patch_embedding[0], self.to_patch_embedding[2])
-        for layer in self.transformer.layers:
-            layer[0].norm = nn.Identity()
-            layer[1].net = nn.Sequential(*layer[1].net[1:])
-            layer[0], layer[1] = PreNorm(dim, layer[0]), PreNorm(dim, layer[1])
-        self.transformer.norm = nn.Identity()
-        self.mlp_head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, num_classes))
-        self.pos_embedding = nn.Parameter(self.pos_embedding[None].detach())
-        self.cls_token = nn.Parameter(self.cls_token[None].detach())
-
-    def forward(self, images):
-        tokens = self.to_patch_embedding(images)
-        tokens = torch.cat([self.cls_token.expand(len(tokens), -1, -1), tokens], dim=1) + self.pos_embedding
-        tokens = self.transformer(tokens)
-        return self.mlp_head(tokens.mean(dim=1) if self.pool == "mean" else tokens[:, 0])
-
-
-class EncoderViT(nn.Module):
-    """Document 003's idea in our words: torch's own encoder between embedding and head."""
-
-    def __init__(self, *, img_size, patch_size, num_classes, embed_dim, depth, num_heads, mlp_ratio=4.0):
-        super().__init__()
-        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, embed_dim, patch_size, stride=patch_size)})
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        self.pos_embed = nn.Parameter(torch.zeros(1, 1 + (img_size // patch_size) ** 2, embed_dim))
-        block = nn.TransformerEncoderLayer(
-            embed_dim, num_heads, int(embed_dim * mlp_ratio), activation="gelu", batch_first=True, norm_first=True
-        )
-        self.blocks = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
-        self.norm = nn.LayerNorm(embed_dim)
-        self.head = nn.Linear(embed_dim, num_classes)
-
-    def forward(self, batch):
-        tokens = self.patch_embed["proj"](batch).flatten(2).mT
-        tokens = torch.cat([self.cls_token.expand(len(batch), -1, -1), tokens], dim=1) + self.pos_embed
-        return self.head(self.norm(self.blocks(tokens))[:, 0])
-
-
 TORCHVISION = {"image_size": 16, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
 LUCID = {"image_size": 16, "patch_size": 4, "num_classes": 5, "dim": 16, "depth": 2, "heads": 2, "mlp_dim": 24}
 HF = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
@@ -194,11 +130,6 @@ PEERS = [
         ("simple_vit", partial(lucid_vit, kind=lucid.SimpleViT), {**LUCID, **options})
         for options in ({}, {"dim_head": 12, "channels": 1}, {"heads": 1, "dim_head": 16})
     ),
-    ("simple_vit", partial(lucid_vit, kind=OlderSimpleViT), LUCID),
-    ("simple_vit", partial(lucid_vit, kind=partial(OlderSimpleViT, patch_norms=True)), LUCID),
-    ("vit_pytorch", partial(lucid_vit, kind=OlderViT), {**LUCID, "dim_head": 12, "channels": 1}),
-    ("vit_pytorch", partial(lucid_vit, kind=OlderViT), {**LUCID, "pool": "mean"}),
-    ("torch_encoder", lambda config: EncoderViT(**config), {**TIMM, "depth": 3, "num_heads": 4, "mlp_ratio": 2.5}),
     ("dinov2", dinov2, HF),
     ("dinov2", dinov2, {**HF, "use_swiglu_ffn": True, "qkv_bias": False}),
     ("dinov2", partial(dinov2, form="ForImageClassification"), {**HF, "num_labels": 5}),
@@ -282,9 +213,6 @@ def test_a_model_of_others_goes_in_and_out(family, make, config, tmp_path):
     other = make(written).double().eval()
     other.load_state_dict(back, strict=True)
     torch.testing.assert_close(output_of(other, batch, tokens=tokens), theirs.detach(), rtol=0, atol=atol)
-    if isinstance(peer, OlderSimpleViT | OlderViT):
-        with pytest.raises(UserError, match=f"final_norm=after_pool: {family} cannot express it"):
-            to_reference(vit, family=family)
 
 
 @pytest.mark.parametrize(("family", "more"), [*((family, {}) for family in CONFIGS), *MORE], ids=str)
