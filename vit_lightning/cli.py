@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import importlib
 import io
@@ -112,8 +111,9 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
         command = next((word for word in arguments if word in COMMANDS), "fit")
         rest = " ".join(word for word in arguments if word != command)
         return f"the command comes first: lightning {command} {rest}"
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), COMMANDS, n=1)
-    hint = f", did you mean {near[0]}?" if near else ""
+    from vit_lightning.limits import near
+
+    hint = "".join(f", did you mean {command}?" for command in near(name.replace("_", "-"), COMMANDS)[:1])
     return f"there is no command {name}{hint} (choose {', '.join(COMMANDS)})"
 
 

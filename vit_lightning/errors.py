@@ -38,27 +38,25 @@ class Diverged(UserError):
 
 
 @contextmanager
-def named(place: str) -> Iterator[None]:
-    """Puts the place, such as ``data.``, before each problem of a UserError inside."""
+def named(place: str, *, others: bool = False) -> Iterator[None]:
+    """Puts the place, such as ``data.``, before each problem of a UserError inside.
+
+    Args:
+        place: the place.
+        others: whether code that is not ours runs inside: any error of it is a problem, with its file and line.
+    """
     try:
         yield
     except UserError as error:
         raise UserError([f"{place}{problem}" for problem in error.problems]) from error.__cause__
-
-
-@contextmanager
-def of_others(place: str = "") -> Iterator[None]:
-    """Turns any error of code that is not ours into a UserError: the place, and file and line of that code."""
-    try:
-        yield
-    except UserError:
-        raise
     except Exception as fault:
+        if not others:
+            raise
         raise UserError(f"{place}{with_place(fault)}") from fault
 
 
 @contextmanager
-def foreign(place: str | Path) -> Iterator[None]:
+def reading(place: str | Path) -> Iterator[None]:
     """Turns what contents that nobody expected raise where they are used into a UserError; not the disk's own errors.
 
     Args:

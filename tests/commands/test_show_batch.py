@@ -4,7 +4,8 @@ from runs import SMALL
 
 from vit_lightning import CutMix, Digits, MixUp
 from vit_lightning.cli import main
-from vit_lightning.commands.check_data import label_texts, visible
+from vit_lightning.commands.check_data import label_texts
+from vit_lightning.data.batch_transform import pixels_of
 
 
 def test_a_figure_is_written(in_folder, capsys):
@@ -17,7 +18,7 @@ def test_a_figure_is_written(in_folder, capsys):
 def test_images_are_shown_with_the_pixels_that_they_have():
     data = Digits()
     images = data.dataset("train").images[:50]
-    assert torch.equal(visible(data, data.transform.normalise(images)), images)
+    assert torch.equal(pixels_of(data.transform.normalise(images), data.mean, data.std), images)
 
 
 def test_mixed_labels_show_their_shares():

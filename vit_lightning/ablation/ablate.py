@@ -17,7 +17,7 @@ from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.workers import devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.files import word
-from vit_lightning.errors import UserError, foreign
+from vit_lightning.errors import UserError, reading
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import design_of
@@ -80,7 +80,7 @@ def ablate(config: AblateConfig) -> None:
     quiet()
     plan = read_plan(config.plan)
     folder = config.out or Path("runs/ablations") / plan.name
-    with foreign(folder):
+    with reading(folder):
         create, register = not config.dry_run, config.register
         ledger, changed = open_ledger(folder, plan, threads=config.threads, create=create, studies=register)
         workers = workers_of(config.workers, plan, ledger.facts["threads"])

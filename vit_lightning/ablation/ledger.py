@@ -42,7 +42,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import PER_RUN, changes, flatten
 from vit_lightning.config.from_weights import Merged
 from vit_lightning.config.own_files import digests
-from vit_lightning.errors import UserError, foreign
+from vit_lightning.errors import UserError, reading
 from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import Schedule, contradiction, make_schedule
 from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning
@@ -539,7 +539,7 @@ def read_study(folder: Path) -> Study:
     Raises:
         UserError: the folder holds no ablation.
     """
-    with foreign(folder):
+    with reading(folder):
         ledger = find_ledger(folder)
         if ledger is None:
             raise UserError(f"{folder} is no ablation: it holds no ledger.json")

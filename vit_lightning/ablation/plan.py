@@ -21,13 +21,12 @@ from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, find_config, read_config, word
 from vit_lightning.config.help import HelpItem, explained, help_items
-from vit_lightning.config.names import near
 from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Reader
 from vit_lightning.errors import UserError
-from vit_lightning.limits import is_plain_name, problems_of, refuse
+from vit_lightning.limits import is_plain_name, near, problems_of, refuse
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from vit_lightning.ablation.ledger import read_study
-from vit_lightning.errors import UserError, foreign
+from vit_lightning.errors import UserError, reading
 from vit_lightning.report import dashboard as wandb_dashboard
 from vit_lightning.report.page import write_report
 from vit_lightning.report.report import Report, make_report
@@ -25,7 +25,7 @@ def report(folder: Path) -> None:
 def publish(folder: Path) -> Report:
     """Writes the report of an ablation, and prints the verdicts."""
     made = _read_report(folder)
-    with foreign(folder):
+    with reading(folder):
         lines = [*made.lines, str(write_report(made)[0])]
     print("\n".join(filter(None, lines)), flush=True)
     return made
@@ -62,5 +62,5 @@ def sync(folder: Path) -> None:
 
 
 def _read_report(folder: Path) -> Report:
-    with foreign(folder):
+    with reading(folder):
         return make_report(read_study(folder))

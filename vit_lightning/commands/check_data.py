@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from vit_lightning.commands.console import say
 from vit_lightning.commands.session import session
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
+from vit_lightning.data.batch_transform import pixels_of
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.splits import SPLITS, Split
 from vit_lightning.errors import UserError
@@ -184,17 +184,11 @@ def show_batch(experiment: Experiment) -> None:
         data.setup("fit")
         data.dataset("train")  # a LightningDataModule has none that can be drawn
         batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
-        pixels = visible(data, batch.images[:SHOWN])
+        pixels = pixels_of(batch.images[:SHOWN], data.mean, data.std)
         titles = label_texts(batch, data.class_names)[:SHOWN]
         path = folder / "batch.png"
         write_png(path, sheet(pixels.numpy(), titles, cell=LARGE))
     say(f"{len(titles)} of {counted(len(batch.images), 'image')} of the first batch: {path}")
-
-
-def visible(data: ImageData, images: torch.Tensor) -> torch.Tensor:
-    """Returns normalised images (b, c, H, W) as uint8."""
-    mean, std = (torch.tensor(value)[:, None, None] for value in (data.mean, data.std))
-    return ((images * std + mean) * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)
 
 
 def label_texts(batch: Batch, names: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vit_lightning.commands.console import quiet, row, say, stage_line
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
-from vit_lightning.config.networks import network_in_file
+from vit_lightning.config.networks import network_in_file, open_source
 from vit_lightning.errors import UserError, first_line, named
 from vit_lightning.limits import choice, refuse
 from vit_lightning.storage.folder import whole_folder, write_whole
@@ -26,7 +26,7 @@ from vit_lightning.weights.convert import TOLERANCE, TRACED, WRITTEN, largest_di
 from vit_lightning.weights.descriptions import KERNELS
 from vit_lightning.weights.files import write_tensors
 from vit_lightning.weights.options import model_config
-from vit_lightning.weights.sources import Source, open_source
+from vit_lightning.weights.sources import Source
 
 
 def export(
@@ -152,7 +152,7 @@ def _reference(family: str, source: Source, folder: Path, images: Tensor) -> nn.
         config = {"family": family, "config": config, "preprocessing": view, "class_names": source.class_names}
     _write_json(folder / "config.json", config)
     write_tensors(tensors, folder / "model.safetensors")
-    return open_source(folder, make_network=network_in_file, key="out").network
+    return open_source(folder, key="out").network
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

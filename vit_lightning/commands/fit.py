@@ -44,7 +44,7 @@ from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.data.per_image import seeded
-from vit_lightning.errors import UserError, foreign
+from vit_lightning.errors import UserError, reading
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
@@ -103,7 +103,7 @@ def fit(experiment: Experiment) -> Results:
         resumed = find_run(experiment, locks)
         if resumed is not None and resumed.results is not None:
             say(f"{resumed.folder} is finished already")
-            with foreign(resumed.folder):
+            with reading(resumed.folder):
                 print_summary(resumed.folder, resumed.results, experiment.data.further)
             wandb = RunLogger(resumed.folder, run_id(resumed.folder), experiment.settings.wandb, experiment.config, say)
             if wandb.unsent.exists():
@@ -201,7 +201,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         had_best = False
         if checkpoint.get("finished"):
             say(row("training", f"finished after {counted(checkpoint['global_step'], 'step')}: only the test remains"))
-            with foreign(path or folder):
+            with reading(path or folder):
                 run.stopwatch.load_state_dict(checkpoint["callbacks"]["Stopwatch"])
                 had_best = checkpoint["callbacks"]["Checkpoints"]["best_score"] is not None
             if had_best and not (folder / BEST).is_file():
@@ -216,7 +216,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         checkpoint = read_checkpoint(best)
         if experiment.config["test"] and not had_best and not (folder / BEST).is_file():
             say(row("note", "nothing was validated: the weights of the last step are tested"))
-        with foreign(folder):
+        with reading(folder):
             results = training_results(experiment, run.facts, folder, checkpoint)
         if experiment.config["test"]:
             if isinstance(module, ViTClassifier):

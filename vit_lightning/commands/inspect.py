@@ -18,6 +18,7 @@ from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.embed import device_named, run_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
 from vit_lightning.config.files import differing_options, options_of
+from vit_lightning.data.batch_transform import pixels_of
 from vit_lightning.data.image_files import find_images
 from vit_lightning.errors import UserError, named
 from vit_lightning.figures.curves import file_of
@@ -127,8 +128,7 @@ def _resized(images: Tensor, model: Model) -> Tensor:
 
 def _as_seen(model: Model, prepared: Tensor) -> list[Image.Image]:
     """Returns images as a model gets them."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (model.mean, model.std))
-    pixels = (255 * (prepared.float().cpu() * std + mean)).round().clamp(0, 255).byte()
+    pixels = pixels_of(prepared, model.mean, model.std)
     pixels = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1].expand(-1, 3, -1, -1)
     return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.files import as_flag
-from vit_lightning.config.networks import network_in_file
+from vit_lightning.config.networks import open_source
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
@@ -30,7 +30,7 @@ from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.training.classifier import probabilities
 from vit_lightning.training.probes import features
-from vit_lightning.weights.sources import Source, open_source
+from vit_lightning.weights.sources import Source
 from vit_lightning.weights.trust import HINT, HINT_IN_PYTHON
 
 AnImage = str | PathLike[str] | Image.Image | np.ndarray[Any, Any]
@@ -95,7 +95,6 @@ def load(
     try:
         found = open_source(
             str(source),
-            make_network=network_in_file,
             image_size=image_size,
             num_classes=num_classes,
             config=config,
@@ -123,7 +122,8 @@ class Model:
         self.network, self.place, self.notes = source.network, source.place, source.notes
         self.class_names = source.class_names
         """None where they are not known: then classes are named by their numbers."""
-        self.mean, self.std = source.view.get("mean"), source.view.get("std")
+        self.mean: Any = source.view.get("mean")
+        self.std: Any = source.view.get("std")
         self.centre_share = float(source.view.get("centre_share", 1.0))
         """Fraction of the sides of an image that the centre crop shows."""
         self.interpolation: Interpolation = source.view.get("interpolation", "bicubic")
@@ -302,7 +302,7 @@ def open_model(
     """
     try:
         facts: Any = {"image_size": image_size, "config": config, "trust": trust}
-        source = open_source(place, make_network=network_in_file, **facts, key=key)
+        source = open_source(place, **facts, key=key)
     except UserError as error:
         raise UserError([as_flag(problem) for problem in error.problems]) from error
     for note in source.notes:

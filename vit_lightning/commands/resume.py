@@ -22,7 +22,7 @@ from vit_lightning.config.files import as_list, changes, flatten, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import CannotResume, Diverged, UserError, foreign
+from vit_lightning.errors import CannotResume, Diverged, UserError, reading
 from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import (
@@ -133,7 +133,7 @@ class Resumed:
             if held:
                 text = "as in the checkpoint, whatever the options of the module"
                 warnings.warn(f"{', '.join(sorted(held))}: {text}", stacklevel=2)
-        with foreign(path or self.folder):
+        with reading(path or self.folder):
             # before a validation, the rows of the step that it follows are logged again
             measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
             again = done - checkpoint.get("before_validation", False)
@@ -150,7 +150,7 @@ def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | N
     """
     if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
-    with foreign(folder):
+    with reading(folder):
         return _read_resumed(folder, experiment)
 
 

@@ -5,22 +5,20 @@ Imports models, data, storage, training and weights.
 
 The files in the order in which a value passes them:
 
-- ``resolve``: the whole way, from a command line.
-- ``files``, ``foreign``: flags and YAML read strictly, also configs of the package by name, and those of LightningCLI
+- ``resolve``: the whole way, from a command line to what every command gets, an ``experiment``.
+- ``files``: flags and YAML read strictly, also configs of the package by name; ``lightning_cli``: those of LightningCLI
   in our spelling.
 - ``from_weights``: what a checkpoint or source of weights says that they name, which is read here once.
 - ``merge``: these, files and flags as one plain mapping.
 - ``build``: the experiment of that mapping: one function a group, in order.
 - ``options``: the options that belong to us, each declared once.
-- ``signatures``, ``names``, ``own_files``, ``typed``: a class by its name, also in a file beside the config; its
-  options by its signature; plain values as their types.
-- ``adapters``: classes of others in the place of ours.
+- ``typed``: plain values as the types of options, which ``signatures`` reads; a class by its ``names``, also in
+  ``own_files`` beside the config; ``adapters``: classes of others in the place of ours.
 - ``networks``: network and LightningModule. Size, channels and classes of the data reach them as arguments that a
-  config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint
-  rebuilds the network without the trainer.
+  config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint rebuilds the network
+  without the trainer.
 - ``together``: what each group has become, and what they say of each other; ``check_network``: the network tried on the
   meta device with data, settings and weights.
-- ``experiment``: what every command gets.
 
 ``help`` reads the same options for ``--help``.
 """

@@ -95,8 +95,7 @@ def _data(reader: Reader, found: Found, path: str) -> Part | None:
     if has_loaders and "network" in theirs:
         text = f"{found.name} has loaders of its own, and takes a network, which follows from the data"
         instead = "give data.class_path, a LightningDataModule with these loaders"
-        reader.problems.append(f"data is missing: {text} ({instead})")
-        return None
+        return reader.refused(f"data is missing: {text} ({instead})")
     theirs = theirs if has_loaders else given_alone(theirs)  # as under module
     for key in () if is_module else {"train", "split"} & theirs.keys():  # it is made once for each split
         theirs[key] = theirs[key]._replace(passed_on=True)
@@ -117,8 +116,7 @@ def _schedule(reader: Reader, found: Found, path: str) -> Part | None:
     elif is_class and issubclass(found.target, ReduceLROnPlateau):
         rule = "follows a metric, but learning rates are known before the training here (choose cosine, linear or wsd)"
     if rule:
-        reader.problems.append(f"{path}.class_path={found.name} {rule}")
-        return None
+        return reader.refused(f"{path}.class_path={found.name} {rule}")
     theirs = signature_of(found.target, 1 if is_class else 2).options
     return _joined(reader, found, theirs, {"interval": INTERVAL}, path, _own_schedule)
 
@@ -259,14 +257,12 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
         more = {} if average is None else {"average": average.default}
         item = {**more, **item, "class_path": f"{HOMES['Metric']}.Multiclass{short}"}
         if (task := item.pop("task", "multiclass")) != "multiclass":
-            reader.problems.append(f"metrics.task={task}: an image has one of several classes (leave it out)")
-            return None
+            return reader.refused(f"metrics.task={task}: an image has one of several classes (leave it out)")
     if (found := reader.find(Metric, item, "metrics")) is None:
         return None
     class_path, target, arguments = found
     if not (inspect.isclass(target) and issubclass(target, Metric)):
-        reader.problems.append(f"metrics.class_path={class_path} is no metric")
-        return None
+        return reader.refused(f"metrics.class_path={class_path} is no metric")
     short = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", target.__name__.removeprefix("Multiclass")).lower()
     goal = goal_by(target.higher_is_better)
     theirs = signature_of(target).options
@@ -285,8 +281,7 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
         _try(metric.clone(), classes)
     except Exception as fault:  # whatever the class raises
         reason = first_line(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {first_line(fault)}"
-        reader.problems.append(f"metrics.class_path={class_path}: {where(fault) or reason}")
-        return None
+        return reader.refused(f"metrics.class_path={class_path}: {where(fault) or reason}")
     return Chosen(name, metric, part.plain())
 
 

@@ -18,11 +18,11 @@ from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, read_loss, r
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
-from vit_lightning.config.foreign import SET_BY_RUN, as_lightning_trains
 from vit_lightning.config.from_weights import Merged, options_of_data, other_cuts
+from vit_lightning.config.lightning_cli import SET_BY_RUN, as_lightning_trains
 from vit_lightning.config.merge import merge
-from vit_lightning.config.names import find_class, near
-from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, problems_into, takes
+from vit_lightning.config.names import find_class
+from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
 from vit_lightning.config.together import RULES, Groups
@@ -30,7 +30,7 @@ from vit_lightning.config.typed import Part, Place, Reader, plain, shown, unknow
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
 from vit_lightning.errors import UserError
-from vit_lightning.limits import is_plain_name, refuse
+from vit_lightning.limits import Limit, choice, is_plain_name, near, problems_of, refuse
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.classifier import ConfiguredOptimizer
@@ -103,9 +103,7 @@ def read_general(groups: Groups) -> None:
 
 def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str:
     """Returns the problem of a key that is nothing, which may be an option of a group without its group."""
-    found = {key: Reader().find(None, with_class(config, key), key) for key in DEFAULT_CLASSES}
-    groups: dict[str, Any] = {key: one.target for key, one in found.items() if one is not None}
-    groups |= {"trainer": Trainer, **{key: type(settings) for key, settings in Settings()._asdict().items()}}
+    groups = option_groups(config)
     inner = {last: f"{key}.{last}" for key in reversed(groups) for last in signature_of(groups[key]).options}
     likely = near(name, names, 0.8) or [inner[last] for last in near(name.rpartition("-")[2], inner, 0.7)]
     if name == "ckpt":
@@ -116,6 +114,13 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
     return f"{name}={shown(value)}: there is no such option (did you mean {likely[0]}?)"
+
+
+def option_groups(config: Config | None = None) -> dict[str, Any]:
+    """Returns the groups of options, each with its class, that of a merged config if it names one."""
+    found = {key: Reader().find(None, with_class(config or {}, key), key) for key in DEFAULT_CLASSES}
+    groups = {key: one.target for key, one in found.items() if one is not None}
+    return {**groups, **{key: type(settings) for key, settings in Settings()._asdict().items()}, "trainer": Trainer}
 
 
 def is_general_option(command: str, key: str) -> bool:
@@ -133,60 +138,68 @@ def read_module(groups: Groups) -> None:
 
 
 def read_data(groups: Groups) -> None:
-    """Reads and makes the data, or says why its files cannot be read; a trained model gives it its labels."""
-    reader, trained = groups.reader, groups.merged.trained
+    """Reads and makes the data, or says why its files cannot be read."""
+    reader = groups.reader
     given = with_class(groups.config, "data", complete=groups.merged.complete)
     also = given.pop("also_test", None) if isinstance(given, dict) else None
-    part = reader.part(Place(ImageData), given, "data")
-    groups.data_part, groups.trained = part, trained
-    if (data := _made_data(reader, part)) is None:
+    groups.data_part = reader.part(Place(ImageData), given, "data")
+    if (data := _made_data(reader, groups.data_part)) is None:
         return
-    learned, is_own = getattr(data, "root", None), False  # folder of the images that the model learns or learned from
-    if trained is not None:
-        data.wanted = "val" if groups.command == "validate" else "test"
-        first = flatten(trained.checkpoint.get("config"))
-        learned = value_at(first, "data.root")
-        is_own = _is_in(learned, data) if learned else _source(value_at(first, "data")) == _source(flatten(given))
-        data.learned = None if _is_in(learned, data) else str(trained.checkpoint.get("images"))
     before = len(reader.problems)
-    with problems_into(reader, "data"):
-        data.check()
-    if trained is not None and is_own and len(reader.problems) == before and data.wanted in data.cut_splits:
-        with problems_into(reader, ""):
-            unkept: dict[str, Any] = {"in_memory": False} if "in_memory" in signature_of(type(data)).options else {}
-            if replace(data, **unkept).fingerprint() != trained.checkpoint.get("images"):
-                some = "some would be of the training (give others, or these as they were)"
-                raise UserError(
-                    f"{data.place}: its images are no longer those that the model learned from, and those of "
-                    f"{data.wanted} are cut from them: {some}"
-                )
+    _find_images(groups, data, given)
     if also and groups.command in ("fit", "test"):
-        also = _read_further(groups, data, also, given, learned)
-    part = replace(part, arguments={**part.arguments, "also_test": also}) if also else part
-    groups.data_part = part
+        also = _read_further(groups, data, also, given)
+    found = {"also_test": also} if also else {}
     if unread := reader.problems[before:]:
         groups.unread = unread
         if groups.general.get("print_config"):
             del reader.problems[before:]
+    else:
+        if data.wanted is None:
+            with reader.trying("data"):
+                data.check_augment()
+        groups.data, found = data, {**found, **data.pinned()}
+    groups.data_part = groups.data_part.with_arguments(found)
+
+
+def _find_images(groups: Groups, data: ImageData, given: Config) -> None:
+    """Looks for the images, of which a trained model must not be measured on those that it learned from.
+
+    Args:
+        groups: the groups; their problems grow.
+        data: the data of the config.
+        given: what the config says of it.
+    """
+    reader, trained, (folder, images) = groups.reader, groups.merged.trained, _learned(groups, data)
+    if trained is not None:
+        data.wanted = "val" if groups.command == "validate" else "test"
+        data.learned = None if _is_in(folder, data) else images
+    before = len(reader.problems)
+    with reader.trying("data"):
+        data.check()
+    if trained is None or len(reader.problems) > before or data.wanted not in data.cut_splits:
         return
-    if data.wanted is None:
-        with problems_into(reader, "data"):
-            data.check_augment()
-    groups.data, groups.data_part = data, replace(part, arguments={**part.arguments, **data.pinned()})
-    if trained is not None and not isinstance(data, ImageFiles):  # which have no labels
-        names = (trained.checkpoint.get("test_view") or {}).get("class_names")
-        is_known = are_named(names) or "data" in (trained.checkpoint.get("config") or {})
-        if not is_known and len(names or ()) == data.num_classes:
-            names = None  # only its outputs have numbers
-        try:
-            note = data.take_classes(names, f"the model of ckpt={trained.path}")
-            groups.trained = trained._replace(notes=(*trained.notes, *[note] * bool(note)))
-        except UserError as error:
-            reader.problems += error.problems
-            groups.data = None
+    source = value_at(flatten(trained.checkpoint.get("config")), "data")
+    if not (_is_in(folder, data) if folder else _source(source) == _source(flatten(given))):
+        return
+    with reader.trying():
+        unkept: dict[str, Any] = {"in_memory": False} if "in_memory" in signature_of(type(data)).options else {}
+        if replace(data, **unkept).fingerprint() != trained.checkpoint.get("images"):
+            some = "some would be of the training (give others, or these as they were)"
+            raise UserError(
+                f"{data.place}: its images are no longer those that the model learned from, and those of "
+                f"{data.wanted} are cut from them: {some}"
+            )
 
 
-def _read_further(groups: Groups, data: ImageData, also: Any, given: Config, learned: Any) -> dict[str, Part]:
+def _learned(groups: Groups, data: ImageData) -> tuple[Any, str]:
+    """Returns folder and fingerprint of the images that the model learns or learned from; empty before training."""
+    if (trained := groups.merged.trained) is None:
+        return getattr(data, "root", None), ""
+    return value_at(flatten(trained.checkpoint.get("config")), "data.root"), str(trained.checkpoint.get("images"))
+
+
+def _read_further(groups: Groups, data: ImageData, also: Any, given: Config) -> dict[str, Part]:
     """Reads and makes further test sets, whose images and labels become those that the model takes.
 
     Args:
@@ -194,43 +207,61 @@ def _read_further(groups: Groups, data: ImageData, also: Any, given: Config, lea
         data: the data of the config, which gets them.
         also: a folder, or options in place of those of the data, by name.
         given: what the config says of the data.
-        learned: folder of the images that the model learns or learned from.
     """
-    reader, trained, parts = groups.reader, groups.merged.trained, dict[str, Part]()
     if wrong := [str(name) for name in also if not is_plain_name(str(name))] if isinstance(also, dict) else [str(also)]:
-        reader.problems.append(
+        groups.reader.problems.append(
             f"data.also_test={', '.join(wrong)} must hold {{NAME: FOLDER}} or {{NAME: {{OPTION: VALUE}}}}"
         )
         return {}
+    parts = {name: _read_one_further(groups, data, name, entry, given) for name, entry in also.items()}
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _read_one_further(groups: Groups, data: ImageData, name: str, entry: Any, given: Config) -> Part | None:
+    """Reads and makes one of the further test sets; None, with its problems, if its images are not there."""
+    reader, key, (learned, fingerprint) = groups.reader, f"data.also_test.{name}", _learned(groups, data)
+    folder = {"class_path": "vit_lightning.ImageFolder", "root": entry}
+    own = merge({"data": given}, {"data": entry if isinstance(entry, dict) else folder})["data"]
+    if own["class_path"] == given["class_path"]:
+        reader.problems += [text.replace("data", key, 1) for text in other_cuts(given, own)]
     view = {**data.test_view(), "batch_size": data.batch_size, "num_workers": getattr(data, "num_workers", 0)}
-    for name, entry in also.items():
-        key, folder = f"data.also_test.{name}", {"class_path": "vit_lightning.ImageFolder", "root": entry}
-        own = merge({"data": given}, {"data": entry if isinstance(entry, dict) else folder})["data"]
-        if own["class_path"] == given["class_path"]:
-            reader.problems += [text.replace("data", key, 1) for text in other_cuts(given, own)]
-        known = options_of_data(own["class_path"]) - {"class_names", "mean", "std"}
-        part = reader.part(Place(ImageData), {**{k: view[k] for k in view if k in known}, **own}, key)
-        if (other := _make(reader, key, part)) is None:
-            continue
-        other.wanted, other.mean, other.std = "test", data.mean, data.std
-        images = "" if trained is None else str(trained.checkpoint.get("images"))
-        other.learned = None if _is_in(learned, other) else images
-        before = len(reader.problems)
-        with problems_into(reader, key):
-            other.check()
-        if len(reader.problems) > before:
-            continue
-        with problems_into(reader, ""):
-            names = (
-                data.class_names if trained is None else (trained.checkpoint.get("test_view") or {}).get("class_names")
-            )
-            other.take_classes(names, "the model")
-        shapes = [f"{one.in_channels} x {' x '.join(map(str, one.image_size))}" for one in (other, data)]
-        if shapes[0] != shapes[1]:
-            reader.problems.append(f"{key}: its images are {shapes[0]}, and those of data are {shapes[1]}")
-        data.further[name] = other
-        parts[name] = replace(part, arguments={**part.arguments, **other.pinned()})
-    return parts
+    known = options_of_data(own["class_path"]) - {"class_names", "mean", "std"}
+    part: Part = reader.part(Place(ImageData), {**{k: view[k] for k in view if k in known}, **own}, key)
+    if (other := _make(reader, key, part)) is None:
+        return None
+    other.wanted, other.mean, other.std = "test", data.mean, data.std
+    other.learned = None if _is_in(learned, other) else fingerprint
+    before = len(reader.problems)
+    with reader.trying(key):
+        other.check()
+    if len(reader.problems) > before:
+        return None
+    with reader.trying():
+        trained = groups.merged.trained
+        other.take_classes(data.class_names if trained is None else trained.class_names, "the model")
+    shapes = [f"{one.in_channels} x {' x '.join(map(str, one.image_size))}" for one in (other, data)]
+    if shapes[0] != shapes[1]:
+        reader.problems.append(f"{key}: its images are {shapes[0]}, and those of data are {shapes[1]}")
+    data.further[name] = other
+    return part.with_arguments(other.pinned())
+
+
+def read_labels(groups: Groups) -> None:
+    """Gives the data the labels of a trained model, in the order of its outputs."""
+    groups.trained = trained = groups.merged.trained
+    data = groups.data
+    if data is None or trained is None or isinstance(data, ImageFiles):  # which have no labels
+        return
+    names = trained.class_names
+    is_known = are_named(names) or "data" in (trained.checkpoint.get("config") or {})
+    if not is_known and len(names or ()) == data.num_classes:
+        names = None  # only its outputs have numbers
+    try:
+        note = data.take_classes(names, f"the model of ckpt={trained.path}")
+        groups.trained = trained._replace(notes=(*trained.notes, *[note] * bool(note)))
+    except UserError as error:
+        groups.reader.problems += error.problems
+        groups.data = None
 
 
 def _source(data: Config | None) -> Config:
@@ -284,7 +315,7 @@ def _made_data(reader: Reader, part: Any) -> ImageData | None:
 def _make(reader: Reader, key: str, part: Part | None) -> Any:
     """Returns what is made of a part; None, with its problems, if it cannot be made."""
     if part is not None and reader.complete:
-        with problems_into(reader, key):
+        with reader.trying(key):
             return part.make()
     return None
 
@@ -312,25 +343,22 @@ def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Any:
     if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):
         name = options.get("name")
         meant = f"; did you mean {key}.name={given}?" if name is not None and given in get_args(name.kind) else ""
-        reader.problems.append(f"{key}={given}: give its options ({', '.join(options)}){meant}")
-        return None
+        return reader.refused(f"{key}={given}: give its options ({', '.join(options)}){meant}")
     if key in OWN_GROUPS:
         return OWN_GROUPS[key](reader, given)
     if "class_path" in given:
         text = f"{key} takes no class (choose {', '.join(options)})"
-        reader.problems.append(f"{key}.class_path={given['class_path']}: {text}")
-        return None
+        return reader.refused(f"{key}.class_path={given['class_path']}: {text}")
     return reader.part(Place(kind), given, key)
 
 
 def _with_mode(checkpoint: Part, groups: Groups) -> Part:
     """Returns the options of checkpoints with the mode of their metric, where none is given and it is known."""
-    given = checkpoint.arguments
-    monitor = given.get("monitor", CheckpointConfig.monitor)
+    monitor = checkpoint.arguments.get("monitor", CheckpointConfig.monitor)
     goal = groups.logged.get(monitor) or goal_of(monitor)
-    return (
-        replace(checkpoint, arguments={**given, "mode": goal[:3]}) if goal and given.get("mode") is None else checkpoint
-    )
+    if goal is None or checkpoint.arguments.get("mode") is not None:
+        return checkpoint
+    return checkpoint.with_arguments({"mode": goal[:3]})
 
 
 def read_trainer(groups: Groups) -> None:
@@ -345,23 +373,20 @@ def read_trainer(groups: Groups) -> None:
 
 def _out_of_range(trainer: Mapping[str, Any]) -> list[str]:
     """Returns arguments of the Trainer that have the right types, but cannot work."""
-    endless = ("max_epochs", "max_steps")
-    problems = []
-    if trainer.get("devices") in (0, "0") or trainer.get("devices") == []:
-        problems.append(f"trainer.devices={trainer['devices']} must be at least 1 (or auto, or -1 for all)")
+    given = {name: value for name, value in trainer.items() if value is not None}
+    devices, longest, algorithm = map(given.get, ("devices", "max_time", "gradient_clip_algorithm"))
+    is_one = devices not in (0, "0", [])
+    limits: list[Limit] = [("trainer.devices", devices, is_one, "at least 1 (or auto, or -1 for all)")]
     for name, least in _AT_LEAST.items():
-        value = trainer.get(name)
-        if value is None or (name in endless and value == -1):
-            continue
-        if not math.isfinite(value) or value < least:
-            rule = f"at least {least}" if least == int(least) else "above 0"
-            problems.append(f"trainer.{name}={value} must be {rule}{' (or -1 for no end)' * (name in endless)}")
-    if (longest := trainer.get("max_time")) is not None and not re.search("[1-9]", str(longest)):
-        problems.append(f"trainer.max_time={longest} must be a time above 0 (days:hours:minutes:seconds)")
-    algorithm = trainer.get("gradient_clip_algorithm")
-    if algorithm not in (None, "norm", "value"):
-        problems.append(f"trainer.gradient_clip_algorithm={algorithm} must be one of norm, value")
-    elif algorithm is not None and trainer.get("gradient_clip_val") is None:
+        endless = name in ("max_epochs", "max_steps")
+        value = given.get(name, least)
+        fits = (math.isfinite(value) and value >= least) or (endless and value == -1)
+        rule = f"{f'at least {least}' if least == int(least) else 'above 0'}{' (or -1 for no end)' * endless}"
+        limits.append((f"trainer.{name}", value, fits, rule))
+    is_time = longest is None or re.search("[1-9]", str(longest)) is not None
+    limits.append(("trainer.max_time", longest, is_time, "a time above 0 (days:hours:minutes:seconds)"))
+    problems = problems_of(*limits) + choice("trainer.gradient_clip_algorithm", algorithm, ("norm", "value"))
+    if algorithm is not None and not problems and "gradient_clip_val" not in given:
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} does nothing without trainer.gradient_clip_val")
     return problems
 
@@ -386,7 +411,7 @@ def try_module(groups: Groups) -> None:
     reader, module, data, settings = groups.reader, groups.module, groups.data, groups.settings
     if data is not None and module is not None and module.name and not reader.problems:
         filled = {**(groups.facts or {}), **settings, "network": groups.empty, "metrics": {}, "distillation": None}
-        with problems_into(reader, ""):
+        with reader.trying():
             made = empty_network(lambda: module_from(module, filled), "module")
             if isinstance(made, ConfiguredOptimizer):
                 reader.problems += optimizer_problems(made.optimized(), settings["optimizer"])
@@ -396,7 +421,7 @@ def read_teacher(groups: Groups) -> None:
     """Opens the teacher of a distillation."""
     distillation, data = groups.settings["distillation"], groups.data
     if data is not None and groups.command == "fit" and distillation is not None and distillation.teacher:
-        with problems_into(groups.reader, ""):
+        with groups.reader.trying():
             groups.teacher = make_teacher(distillation.teacher, data, trust=groups.general.get("trust", False))
 
 
@@ -404,6 +429,7 @@ ORDER: tuple[Callable[[Groups], None], ...] = (
     read_general,
     read_module,
     read_data,
+    read_labels,
     read_list_of_metrics,
     read_settings,
     read_trainer,

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.config.from_weights import Merged
-from vit_lightning.config.names import near
-from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers, problems_into
+from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers
 from vit_lightning.config.own_files import empty_caches, where
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.together import Groups
 from vit_lightning.config.typed import Part
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
+from vit_lightning.limits import near
 from vit_lightning.models.blocks import Branch
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import network_weights
@@ -38,7 +38,7 @@ def check_network(groups: Groups) -> None:
     if part is None or data is None:
         return
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
-    with problems_into(reader, ""):
+    with reader.trying():
         groups.network, groups.empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
             reader.problems += network_problems(groups.empty, shape, len(data.label_names))

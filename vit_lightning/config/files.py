@@ -6,7 +6,6 @@ class. A flat config has one mapping for both, with the arguments beside ``class
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 import vit_lightning
 from vit_lightning.errors import UserError
+from vit_lightning.limits import near
 from vit_lightning.storage.parsing import at_home, parse_yaml
 
 Config = dict[str, Any]
@@ -119,13 +119,12 @@ def near_configs(path: Path, *, here: bool = True) -> str:
     """Returns the configs that could be meant by a path where there is no file: of its folder, if ``here``, or ours."""
     files = sorted((path if path.is_dir() else path.parent).glob("*")) if here else []
     known = {file.stem: str(file) for file in files if file.suffix in CONFIG_FILES}
-    near = list(known)[:4] if path.is_dir() else difflib.get_close_matches(path.stem, known, n=1)
-    if near:
-        return f" (did you mean {', '.join(known[name] for name in near)}?)"
-    known = {file.stem: name for name, file in shipped_configs().items()}
-    near = difflib.get_close_matches(path.stem, known, n=1)
-    meant = f"did you mean {known[near[0]]}? " if near else ""
-    return f" ({meant}lightning configs lists those of the package)"
+    likely = list(known)[:4] if path.is_dir() else near(path.stem, known)[:1]
+    if likely:
+        return f" (did you mean {', '.join(known[name] for name in likely)}?)"
+    shipped = {file.stem: name for name, file in shipped_configs().items()}
+    hint = "".join(f"did you mean {shipped[name]}? " for name in near(path.stem, shipped)[:1])
+    return f" ({hint}lightning configs lists those of the package)"
 
 
 def read_config(path: Path, key: str = "config") -> Config:

@@ -6,7 +6,6 @@ Each file of weights that a command line names is read here, once.
 from __future__ import annotations
 
 import functools
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from vit_lightning.config.files import Config, as_flag, as_map, flatten, word
-from vit_lightning.config.foreign import takes_no_network
+from vit_lightning.config.files import Config, as_flag, as_map, flatten, value_at, word
+from vit_lightning.config.lightning_cli import takes_no_network
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import class_of, is_same_class
-from vit_lightning.config.networks import network_in_file
+from vit_lightning.config.networks import network_in_file, open_source
 from vit_lightning.config.options import DEFAULT_CLASSES, RunOptions
 from vit_lightning.config.own_files import also_search
 from vit_lightning.config.signatures import signature_of
@@ -39,7 +38,7 @@ from vit_lightning.weights.hubs import LIBRARIES, model_of_library
 from vit_lightning.weights.identify import OURS
 from vit_lightning.weights.init_from import FROM_DATA, InitialWeights, facts_of_images, open_initial_weights
 from vit_lightning.weights.options import model_config
-from vit_lightning.weights.sources import for_size, open_source
+from vit_lightning.weights.sources import for_size
 from vit_lightning.weights.trust import refuse_untrusted
 
 
@@ -50,6 +49,15 @@ class Trained(NamedTuple):
     checkpoint: dict[str, Any]
     notes: tuple[str, ...] = ()
     """Sentences on what the weights do not tell, and what was taken in its place."""
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """Preprocessing of the images and names of the classes, as far as they are known."""
+        return self.checkpoint.get("test_view") or {}
+
+    @property
+    def class_names(self) -> list[str] | None:
+        return self.view.get("class_names")
 
 
 class Merged(NamedTuple):
@@ -66,25 +74,25 @@ class Merged(NamedTuple):
 
 
 def with_checkpoint(
-    flags: Sequence[tuple[str, str]], sources: Sequence[Config], facts: Config | None, *, trust: bool
+    flags: Sequence[tuple[str, str]], sources: Sequence[Config], told: Config | None, *, trust: bool
 ) -> tuple[Trained, list[Config]]:
     """Returns the checkpoint that ``--ckpt`` names, and configs behind that of its run.
 
     Args:
         flags: options and values of the command line.
         sources: the configs, the last one of flags.
-        facts: where image files replace the data of its config: what is not known about the model.
+        told: where image files replace the data of its config: what is not known about the model.
         trust: whether it may name any class.
     """
     places = [value for key, value in flags if key in ("ckpt", "ckpt_path")]
     if not places:
         raise UserError("ckpt is missing: give --ckpt RUN_FOLDER or --ckpt FILE")
     place, of_library = places[-1], places[-1].partition(":")[0] in LIBRARIES
-    trained = _trained_by_run(place, sources, trust=trust) if facts is None else _trained(place, facts, trust=trust)
+    trained = _trained_by_run(place, sources, trust=trust) if told is None else _trained(place, told, trust=trust)
     config = flatten(trained.checkpoint.get("config") or {})
     if not isinstance(config, dict):
         raise UserError(f"ckpt={place} holds no config")
-    if facts is not None:
+    if told is not None:
         config["data"] = data_of_files(place, trained.checkpoint)
     # its teacher may be gone; where a call writes, and whom it trusts, is said by that call alone
     config = _without(config, "distillation", *RunOptions.__dataclass_fields__)
@@ -112,7 +120,7 @@ def _for_foreign(place: str, trained: Trained, sources: Sequence[Config]) -> tup
     if not any(config.get("data") for config in sources):
         way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
         raise UserError(f"ckpt={place} is no run, whose images are known: give --config with data ({way_out})")
-    if trained.checkpoint["test_view"].get("multi_label"):
+    if trained.view.get("multi_label"):
         raise UserError(f"ckpt={place} gives several labels an image, the data has one (lightning predict shows them)")
     notes = [f"of the config, data, metrics and trainer are used; {', '.join(unused)} are not"] if unused else []
     return [_without(config, *of_training) for config in sources], trained._replace(notes=(*trained.notes, *notes))
@@ -135,7 +143,7 @@ def for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
         refuse(other_cuts(before, data))
         return trained
     known = options_of_data(name)
-    view = trained.checkpoint.get("test_view") or {}
+    view = trained.view
     other_channels = () if "in_channels" in known or view.get("in_channels", 3) == 3 else ("mean", "std")  # do not fit
     view = _without(view, "class_names", "multi_label", *other_channels, *{"in_channels"} - known)
     given = {name: scalar(data[name]) for name in view if name in data}
@@ -175,10 +183,10 @@ def options_of_data(name: Any) -> set[str]:
     return {*signature_of(kind).options, *(() if is_module else signature_of(WrappedDataset).options)}
 
 
-def _heads(sources: Sequence[Config]) -> Config | None:
-    """Returns the heads of the network that configs name, the last one of all; None if none does."""
+def _heads(sources: Sequence[Config]) -> Config:
+    """Returns the heads of the network that configs name, the last one of all."""
     given = [model["num_heads"] for config in sources if "num_heads" in (model := flatten(config.get("model")) or {})]
-    return {"num_heads": scalar(given[-1])} if given else None
+    return {"num_heads": scalar(given[-1])} if given else {}
 
 
 def _without(config: Config, *names: str) -> Config:
@@ -208,17 +216,16 @@ def _trained_by_run(place: str, sources: Sequence[Config], *, trust: bool) -> Tr
     try:
         return _trained(place, {}, heads=_heads(sources), trust=trust)
     except UserError as error:
-        heads_of_config = functools.partial(re.sub, r"--config='\{num_\w*heads: \.\.\.\}'", "--model.num_heads=...")
-        raise UserError(heads_of_config(text) + way_out for text in error.problems) from error
+        raise UserError(text + way_out for text in error.problems) from error
 
 
-def _trained(place: str, facts: Config, *, heads: Config | None = None, trust: bool) -> Trained:
+def _trained(place: str, told: Config, *, heads: Config | None = None, trust: bool) -> Trained:
     """Returns any trained model as the checkpoint that a run of it would have."""
     try:
         file = read_weights(place, "ckpt")
-        if file.checkpoint is not None and file.path is not None and not facts:
+        if file.checkpoint is not None and file.path is not None and not told:
             return Trained(file.path, file.checkpoint)
-        source = open_source(file, make_network=network_in_file, config=facts, heads=heads, trust=trust, key="ckpt")
+        source = open_source(file, config=told, heads=heads, trust=trust, key="ckpt")
     except UserError as error:
         raise UserError(as_flag(problem) for problem in error.problems) from error
     names = source.class_names or [str(label) for label in range(getattr(source.network, "num_classes", 0))]
@@ -237,19 +244,15 @@ def with_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeigh
     given = [config["init_from"] for config in sources if "init_from" in config]
     if not given or given[-1] is None:
         return None, sources
-    models = [config["model"] for config in sources if config.get("model")]
-    named = [str(name) for model in models if (name := as_map(model).get("class_path")) is not None]
-    given_model: Config = functools.reduce(merge, (model for model in models if isinstance(model, dict)), {})
-    attention = given_model.get("attention")
-    heads = {"num_heads": given_model.get("num_heads")}
-    heads["dim_head"] = attention.get("dim_head") if isinstance(attention, dict) else None
-    preset = PRESETS.get(str(given_model.get("preset")).partition("/")[0])
-    if preset is not None and heads["num_heads"] is None:
-        heads["num_heads"] = preset[2]
+    model: Config = functools.reduce(merge, (as_map(config["model"]) for config in sources if config.get("model")), {})
+    preset = PRESETS.get(str(model.get("preset")).partition("/")[0])
+    heads = {"num_heads": preset[2] if preset and model.get("num_heads") is None else model.get("num_heads")}
+    heads["dim_head"] = value_at(model, "attention.dim_head")
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
         also_search(folder)
-    for_vit = not takes_no_network(sources) and (not named or class_of(named[-1]) is ViT)
+    named = model.get("class_path")
+    for_vit = not takes_no_network(sources) and (named is None or class_of(named) is ViT)
     initial = initial.described(for_vit=for_vit, heads=heads)
     return initial, [{"model": flatten(initial.model)}, *sources]
 

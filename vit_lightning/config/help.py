@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from docstring_parser import parse
 from lightning.pytorch import Trainer
 
-from vit_lightning.config.build import trainer_options
+from vit_lightning.config.build import option_groups, trainer_options
 from vit_lightning.config.files import SWITCHES, find_config, split_words
-from vit_lightning.config.names import find_class, own_classes
-from vit_lightning.config.options import COMPILES, DEFAULT_CLASSES, TRAINED, ConfigOptions, RunOptions, Settings
+from vit_lightning.config.names import own_classes
+from vit_lightning.config.options import COMPILES, TRAINED, ConfigOptions, RunOptions
 from vit_lightning.config.own_files import use_files
 from vit_lightning.config.signatures import REQUIRED, called_with, signature_of
 from vit_lightning.config.typed import LISTS, MAPPINGS, Reader, can_be_written
@@ -141,12 +141,6 @@ def usage_of(command: str, function: Callable[..., Any]) -> str:
     words += ["--ckpt RUN_FOLDER"] if command in TRAINED else []
     words += ["[--config CONFIG.yaml ...]"] if any(one.name == "experiment" for one in parameters) else []
     return " ".join(["lightning", command, *words, "[--OPTION=VALUE ...]"])
-
-
-def option_groups() -> dict[str, Any]:
-    """Returns the groups of options, each with its class."""
-    classes = {key: find_class(name) for key, name in DEFAULT_CLASSES.items()}
-    return {**classes, **{key: type(one) for key, one in Settings()._asdict().items()}, "trainer": Trainer}
 
 
 def general_options(command: str) -> list[HelpItem]:

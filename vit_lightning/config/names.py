@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
 import vit_lightning
 from vit_lightning.config.own_files import import_problem, searched, searched_modules
 from vit_lightning.errors import UserError
+from vit_lightning.limits import near
 
 HOMES = {
     "Callback": "lightning.pytorch.callbacks",
@@ -30,25 +29,6 @@ HOMES = {
 
 NOT_CHOSEN = ("ImageData", "ImageFiles", "WrappedDataset", "WrappedDataModule", "PerImage")
 """Public classes that no config chooses: a base, images given to ``predict``, what is put around the code of others."""
-
-USUAL_NAMES = {
-    "epochs": "max_epochs",
-    "steps": "max_steps",
-    "gpus": "devices",
-    "grad_clip": "gradient_clip_val",
-    "learning_rate": "lr",
-    "wd": "weight_decay",
-    "seed": "seed_everything",
-    "bs": "batch_size",
-    "workers": "num_workers",
-    "dim": "emb_size",
-    "embed_dim": "emb_size",
-    "hidden_size": "emb_size",
-    "layers": "depth",
-    "num_layers": "depth",
-    "heads": "num_heads",
-}
-"""Names of options in other programs, and ours."""
 
 
 def can_be_class(text: str) -> bool:
@@ -101,15 +81,6 @@ def class_of(name: Any, home: str = "") -> type:
     except UserError:  # of a file of the user's
         return object
     return found if inspect.isclass(found) else object
-
-
-def near(name: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """Returns the known names that a wrong one may have meant, the most likely first."""
-    lower = {item.lower(): item for item in known}
-    word = USUAL_NAMES.get(name, name).lower()
-    swapped = [item for item in lower if sorted(item) == sorted(word)]
-    found = swapped or difflib.get_close_matches(word, lower, n=3, cutoff=cutoff)
-    return [lower[item] for item in found]
 
 
 def hint_of_class(name: str, base: Any, home: str) -> str:

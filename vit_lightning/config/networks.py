@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import re
+import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from vit_lightning.classes import match_classes
 from vit_lightning.config.adapters import ADAPTERS, given_alone
 from vit_lightning.config.files import Config, flatten, word
-from vit_lightning.config.foreign import lacks_optimizer
-from vit_lightning.config.names import near
-from vit_lightning.config.own_files import empty_caches, files_of, where
+from vit_lightning.config.lightning_cli import lacks_optimizer
+from vit_lightning.config.own_files import empty_caches, files_of
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Place, Reader
+from vit_lightning.config.typed import Part, Place, Reader, of_option
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError, one_line
-from vit_lightning.limits import refuse
-from vit_lightning.sizes import pair
+from vit_lightning.errors import UserError
+from vit_lightning.limits import near, refuse
+from vit_lightning.sizes import pair, side
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.training.losses import Teacher
+from vit_lightning.weights import sources
+from vit_lightning.weights.files import read_weights
 from vit_lightning.weights.hubs import LIBRARIES
-from vit_lightning.weights.sources import open_teacher
+from vit_lightning.weights.sources import meta_logits
 
 FACTS = ("image_size", "in_channels", "num_classes")
 """Arguments of a network that follow from the data."""
@@ -41,9 +43,7 @@ TIMM_NAMES = {"img_size": "image_size", "in_chans": "in_channels"}
 
 def data_facts(data: ImageData) -> dict[str, Any]:
     """Arguments of a network that follow from the data, as plain values."""
-    height, width = data.image_size
-    size = height if height == width else [height, width]
-    return {"image_size": size, "in_channels": data.in_channels, "num_classes": len(data.label_names)}
+    return {"image_size": side(data.image_size), "in_channels": data.in_channels, "num_classes": len(data.label_names)}
 
 
 def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None) -> Any:
@@ -58,16 +58,14 @@ def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None)
         return None
     name, target, arguments = found
     if inspect.isclass(target) and not issubclass(target, nn.Module):
-        reader.problems.append(f"model.class_path={name} must be a network, a torch.nn.Module")
-        return None
+        return reader.refused(f"model.class_path={name} must be a network, a torch.nn.Module")
     signature = signature_of(target)
     known = {*signature.options, *names_of_timm(target, arguments)}
     names = {fact: fact for fact in FACTS} | (TIMM_NAMES if name.startswith("timm.") else {})
     if facts is not None:
         for option, fact in names.items():
-            if option in known and option in arguments and not agrees(option, arguments[option], facts[fact]):
-                reader.problems.append(unlike_data(f"model.{option}", arguments[option], facts[fact]))
             if option in known:
+                reader.problems += unlike_data("model", option, arguments.get(option, facts[fact]), facts[fact])
                 arguments[option] = facts[fact]
     if name.startswith("timm."):  # whose classes have classes as defaults, which they alone know to read
         signature = signature._replace(options=given_alone(signature.options))
@@ -109,11 +107,12 @@ def timm_name(target: Any, arguments: Mapping[str, Any]) -> str:
     return str(arguments.get("model_name") or target.__name__)
 
 
-def agrees(name: str, given: Any, fact: Any) -> bool:
-    """Whether a given value is that of the data; one of a wrong type is refused by its type."""
+def unlike_data(group: str, name: str, given: Any, fact: Any) -> list[str]:
+    """Returns the problem of an argument whose value is not that of the data; a wrong type is refused by itself."""
     reader = Reader()
     value = reader.value(int | tuple[int, int] if name in ("image_size", "img_size") else int, given, name)
-    return bool(reader.problems) or pair(value) == pair(tuple(fact) if isinstance(fact, list) else fact)
+    agree = reader.problems or pair(value) == pair(tuple(fact) if isinstance(fact, list) else fact)
+    return [] if agree else [f"{group}.{name}={given} does not fit the data, which has {fact} (leave it out)"]
 
 
 def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
@@ -125,33 +124,6 @@ def names_of_timm(target: Any, arguments: Mapping[str, Any]) -> set[str]:
     name = timm_name(target, arguments)
     made = get_type_hints(model_entrypoint(name)).get("return") if is_model(name) else None
     return {"num_classes", "in_chans", *(signature_of(made).options if inspect.isclass(made) else ())}
-
-
-@contextlib.contextmanager
-def of_option(key: str) -> Iterator[None]:
-    """Turns what a part of the config finds wrong when it is made into a UserError that begins with its option.
-
-    Args:
-        key: the option; empty where the problems name it themselves.
-    """
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{key}.{text}" if key else text for text in error.problems) from error
-    except Exception as fault:
-        if (place := where(fault)) is None and not isinstance(fault, FAULTS):
-            raise
-        raise UserError(f"{key}: {place or one_line(fault)}") from fault
-
-
-@contextlib.contextmanager
-def problems_into(reader: Reader, key: str) -> Iterator[None]:
-    """Adds what a part of the config finds wrong when it is made, see ``of_option``, to the other problems."""
-    try:
-        with of_option(key):
-            yield
-    except UserError as error:
-        reader.problems += error.problems
 
 
 def empty_network(make: Callable[[], nn.Module], key: str = "model") -> nn.Module:
@@ -192,17 +164,6 @@ def network_from(part: Part, lora: LoraConfig) -> nn.Module:
     return network
 
 
-def make_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher:
-    """Returns the teacher of a distillation for the student's data, and warns of what was assumed about it."""
-    shape, key = (data.in_channels, *data.image_size), "distillation.teacher"
-    facts: Any = {"ours": data.place, "make_network": network_in_file, "trust": trust}
-    source, columns = open_teacher(place, shape, data.class_names, **facts, key=key)
-    for note in source.notes:
-        warnings.warn(f"{key}={place}: {note}", stacklevel=2)
-    normalised = source.view["mean"], source.view["std"]
-    return Teacher(source.network, normalised=normalised, images=(data.mean, data.std), columns=columns)
-
-
 def network_in_file(config: Mapping[str, Any], folder: Path | None = None) -> nn.Module:
     """Returns the network of a config in plain data, such as one that a file of weights carries.
 
@@ -221,9 +182,46 @@ def network_in_file(config: Mapping[str, Any], folder: Path | None = None) -> nn
         return network_from(part, lora.make())
 
 
-_OF_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
-FAULTS = (*_OF_VALUES, OSError, RuntimeError, ImportError, MisconfigurationException)
-"""Errors of classes of others about their arguments."""
+open_source = partial(sources.open_source, make_network=network_in_file)
+"""Returns a trained network with what is known about it, one of ours as its config says, see ``weights.sources``."""
+
+
+def make_teacher(place: str, data: ImageData, *, trust: bool = False) -> Teacher:
+    """Returns the teacher of a distillation for the student's data, and warns of what was assumed about it.
+
+    It has an output for each class of the data. The positions of a ViT of ours are resized, as those of ``init_from``.
+
+    Raises:
+        UserError: it is not there, takes other images, or has other classes.
+    """
+    key, size = "distillation.teacher", data.image_size
+    told = f"lightning export --ckpt={shlex.quote(place)} --config=... --out=FOLDER makes a teacher that tells it"
+    file = read_weights(place, key)
+    try:
+        source = open_source(file, trust=trust, key=key)
+    except UserError as error:  # a teacher has no config in which it could be given
+        raise UserError(f"{text} ({told})" if "config={" in text else text for text in error.problems) from error
+    notes = []
+    if source.vit is not None and source.vit.image_size != size:
+        trained = "x".join(map(str, source.vit.image_size))
+        source = open_source(file, image_size=size, trust=trust, key=key)
+        notes.append(f"trained on {trained} pixels, its positions are resized to {size[0]}x{size[1]}")
+    if not {"mean", "std"} <= source.view.keys():
+        raise UserError(f"{key}={place}: mean and std of its images are not known ({told})")
+    shape = (data.in_channels, *size)
+    problem = f"{key}={place} does not take the images of the data, {'x'.join(map(str, shape))}"
+    outputs = meta_logits(source.network, shape, problem).shape[-1]
+    try:
+        whose = f"{key}={place}"
+        match = match_classes(source.class_names, data.class_names, whose=whose, ours=data.place, classes=outputs)
+    except UserError as error:
+        raise UserError(f"{error} (fine-tune it on this data first, with init_from)") from error
+    for note in (*source.notes, *notes, *filter(None, [match.note])):
+        warnings.warn(f"{key}={place}: {note}", stacklevel=2)
+    columns = None if match.labels == [*range(outputs)] else match.labels
+    normalised = source.view["mean"], source.view["std"]
+    return Teacher(source.network, normalised=normalised, images=(data.mean, data.std), columns=columns)
+
 
 FILLED_IN = ("network", *FACTS)
 """Arguments that any LightningModule may have: the configured model, and facts of the data."""
@@ -246,8 +244,7 @@ def part_of_module(reader: Reader, config: Config) -> Part | None:
     name, kind, arguments = found
     if not (inspect.isclass(kind) and issubclass(kind, LightningModule)):
         text = "must be a LightningModule, such as a subclass of ViTClassifier"
-        reader.problems.append(f"module.class_path={name} {text}")
-        return None
+        return reader.refused(f"module.class_path={name} {text}")
     signature, filled = signature_of(kind), filled_in(kind)
     for fact in [fact for fact in FACTS if fact in filled]:  # compared with the data when there is any
         arguments.pop(fact, None)
@@ -259,11 +256,6 @@ def part_of_module(reader: Reader, config: Config) -> Part | None:
         reader.problems.append(f"model is missing: module.class_path={name} takes a network ({hint})")
     options = {key: option for key, option in signature.options.items() if key not in filled}
     return reader.made_of(found, signature._replace(options=options), "module")
-
-
-def unlike_data(option: str, given: Any, fact: Any) -> str:
-    """Returns the problem of an argument that is a fact of the data, and is given otherwise."""
-    return f"{option}={given} does not fit the data, which has {fact} (leave it out)"
 
 
 def takes(part: Part, key: str) -> bool:

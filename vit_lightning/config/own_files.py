@@ -30,20 +30,19 @@ _CONFIGS = Path(vit_lightning.__file__).parent / "configs"
 
 _used: Folders = ()
 """The folders that imports search now."""
-_added: list[str] = []
-"""The same as they stand in ``sys.path``."""
 _imported: dict[str, tuple[Path, bytes]] = {}
 """Files of modules of the user's own, and their texts as they were imported, by the names of the modules."""
 
 
 def use_files(folders: Iterable[Path] = ()) -> None:
     """Lets imports search these folders after all others, in place of those before."""
-    global _used, _added
-    for place in filter(sys.path.__contains__, _added):  # the last one of each: a folder may have stood there before
+    global _used
+    for place in filter(
+        sys.path.__contains__, map(str, _used)
+    ):  # the last one of each: a folder may have stood there before
         del sys.path[len(sys.path) - 1 - sys.path[::-1].index(place)]
     _used = tuple(dict.fromkeys(folder.resolve() for folder in folders))
-    _added = [str(folder) for folder in _used]
-    sys.path += _added
+    sys.path += map(str, _used)
     importlib.invalidate_caches()
 
 

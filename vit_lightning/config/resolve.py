@@ -19,16 +19,15 @@ from vit_lightning.config.files import (
     split_words,
     without_nulls,
 )
-from vit_lightning.config.foreign import as_ours, of_the_module
 from vit_lightning.config.from_weights import Merged, for_its_data, with_checkpoint, with_its_images, with_source
+from vit_lightning.config.lightning_cli import as_ours, of_the_module
 from vit_lightning.config.merge import config_of_flags, merge, overruled_preset
-from vit_lightning.config.names import near
 from vit_lightning.config.options import GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import folders_in_use, use_files
 from vit_lightning.config.together import secret_problems
 from vit_lightning.config.typed import unknown
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.limits import near, refuse
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
 
@@ -52,26 +51,26 @@ def resolve(arguments: Sequence[str], command: str = "fit", folders: Sequence[Pa
     if allowed and command != "fit":
         raise UserError(f"allow-config-change={','.join(allowed)} is for a run that is resumed, with fit")
     options = [(key, value) for key, value in flags if key != "allow-config-change"]
-    facts: Config = {}
+    told: Config = {}
     for flag in [flag for flag in options if images and flag[0] == "config" and flag[1].startswith("{")]:
-        facts |= parse_yaml(flag[1], f"config={flag[1]}")
+        told |= parse_yaml(flag[1], f"config={flag[1]}")
         options.remove(flag)
     trust = dict(flags).get("trust", "").lower() == "true"
     use_files(_folders(options, folders, trust=trust))
-    merged = merge_all(options, command, facts=facts if images else None, trust=trust)
+    merged = merge_all(options, command, told=told if images else None, trust=trust)
     refuse(secret_problems(merged.config))
     return build(merged, command, allowed_changes=allowed, images=images, files=folders_in_use())
 
 
 def merge_all(
-    flags: Sequence[tuple[str, str]], command: str, *, facts: Config | None = None, trust: bool = False
+    flags: Sequence[tuple[str, str]], command: str, *, told: Config | None = None, trust: bool = False
 ) -> Merged:
     """Merges what a command line names: what trained models say, then files in order, then flags.
 
     Args:
         flags: options and values of the command line, in order.
         command: the command; if it uses a trained model, the config of its checkpoint comes first.
-        facts: where image files replace the data of that config: what is not known about the model.
+        told: where image files replace the data of that config: what is not known about the model.
         trust: whether files of weights may name any class.
     """
     names = [value for key, value in flags if key == "config"]
@@ -88,7 +87,7 @@ def merge_all(
     trained, initial = None, None
     configs: Sequence[Config] = sources
     if command in TRAINED:
-        trained, configs = with_checkpoint(flags, sources, facts, trust=trust)
+        trained, configs = with_checkpoint(flags, sources, told, trust=trust)
     else:
         try:
             initial, configs = with_source(sources, trust=trust)

@@ -19,7 +19,7 @@ from torch import nn
 from vit_lightning.config.adapters import Chosen
 from vit_lightning.config.files import Config, as_list, as_map
 from vit_lightning.config.from_weights import Merged, Trained
-from vit_lightning.config.networks import CONFIGURED, FACTS, agrees, data_facts, filled_in, takes, unlike_data
+from vit_lightning.config.networks import CONFIGURED, FACTS, data_facts, filled_in, takes, unlike_data
 from vit_lightning.config.options import COMPILES, TRAINED
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part, Reader
@@ -107,8 +107,7 @@ def facts_of_data(groups: Groups) -> Iterator[str]:
     given, facts = groups.config.get("module"), groups.facts
     if groups.module is not None and facts is not None and isinstance(given, Mapping):
         for fact in [fact for fact in FACTS if fact in given and fact in filled_in(groups.module.target)]:
-            if not agrees(fact, given[fact], facts[fact]):
-                yield unlike_data(f"module.{fact}", given[fact], facts[fact])
+            yield from unlike_data("module", fact, given[fact], facts[fact])
 
 
 def not_taken_by_module(groups: Groups) -> Iterator[str]:

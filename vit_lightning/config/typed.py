@@ -12,23 +12,28 @@ import math
 import numbers
 import operator
 import types
-from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin, is_typeddict
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name, hint_of_class, near, public_name
+from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name, hint_of_class, public_name
+from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, one_line
+from vit_lightning.limits import meant, near, refuse
 from vit_lightning.storage.parsing import parse_yaml
+
+T = TypeVar("T")
 
 WRONG: Any = object()
 """Result of reading a value that cannot be used."""
@@ -42,6 +47,11 @@ MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 PLAIN: dict[Any, str] = {int: "an int", float: "a finite float", bool: "true or false", str: "a string", Path: "a path"}
 PLAIN |= {timedelta: "a time such as 1:30:00", type(None): "null"}
 """Plain types, and the words for them."""
+
+
+_OF_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
+FAULTS = (*_OF_VALUES, OSError, RuntimeError, ImportError, MisconfigurationException)
+"""Errors of classes of others about their arguments."""
 
 
 def itself(target: Any, /, **_: Any) -> Any:
@@ -70,6 +80,10 @@ class Part:
     def kind(self) -> type:
         """The class; of what a function makes nothing is known."""
         return self.target if isinstance(self.target, type) else object
+
+    def with_arguments(self, more: Mapping[str, Any]) -> Self:
+        """Returns it with further arguments, or others in place of its own."""
+        return replace(self, arguments={**self.arguments, **more})
 
     def make(self, **more: Any) -> Any:
         """Returns what stands in its place, new, with further arguments in place of those of the config."""
@@ -156,6 +170,23 @@ def can_be_written(value: Any) -> bool:
     return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)
 
 
+@contextmanager
+def of_option(key: str) -> Iterator[None]:
+    """Turns what a part of the config finds wrong when it is made into a UserError that begins with its option.
+
+    Args:
+        key: the option; empty where the problems name it themselves.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}.{text}" if key else text for text in error.problems) from error
+    except Exception as fault:
+        if (place := where(fault)) is None and not isinstance(fault, FAULTS):
+            raise
+        raise UserError(f"{key}: {place or one_line(fault)}") from fault
+
+
 class Place(NamedTuple):
     """Stand-in for a class where a type asks for one.
 
@@ -219,6 +250,20 @@ class Reader:
     """Whether all files could be read; if not, an argument that is missing may stand in one of them."""
     unread: set[str] = field(default_factory=set)
     """What is wrong with Python files that cannot be imported: a problem once, however many parts they have."""
+
+    @contextmanager
+    def trying(self, key: str = "") -> Iterator[None]:
+        """Adds what a part of the config finds wrong when it is made, see ``of_option``, to the problems."""
+        try:
+            with of_option(key):
+                yield
+        except UserError as error:
+            self.problems += error.problems
+
+    def refused(self, problem: str) -> T | None:
+        """Adds a problem; returns None, for what cannot be had."""
+        self.problems.append(problem)
+        return None
 
     def arguments(
         self,
@@ -321,11 +366,11 @@ class Reader:
         return Numbers(torch.tensor, {"numbers": numbers})
 
     def _refused(self, kind: Any, given: Any, path: str) -> Any:
-        meant = [f" (did you mean {name}?)" for name in near(str(given), map(str, choices_of(kind)))]
         if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
             self.problems.append(f"{path}.{next(iter(given))}: items of a list are not given alone: --{path}=[...]")
         else:
-            self.problems.append("".join([f"{path}={shown(given)} must be {words(kind)}", *meant[:1]]))
+            hint = meant(str(given), map(str, choices_of(kind)))
+            self.problems.append(f"{path}={shown(given)} must be {words(kind)}{hint}")
         return WRONG
 
     def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:
@@ -337,7 +382,7 @@ class Reader:
         # a text may be a number, an int also a float, a list also a tensor; typing keeps no order of the types of
         # Optional[Union[...]]
         for one in sorted(kinds, key=lambda one: (one is Tensor, one is str, one is float)):
-            reader = Reader(self.adapters, complete=self.complete, unread={*self.unread})
+            reader = replace(self, problems=[], unread={*self.unread})
             value = reader.value(one, given, path, default)
             if not reader.problems:
                 return value
@@ -365,14 +410,12 @@ class Reader:
         if name and base in self.adapters and base is not None and not (is_class and issubclass(target, base)):
             return self.adapters[base](self, found, path)
         if is_class and base is not None and (not issubclass(target, base) or inspect.isabstract(target)):
-            self.problems.append(f"{path}.class_path={name} must be a {base.__name__}")
-            return None
+            return self.refused(f"{path}.class_path={name} must be a {base.__name__}")
         call = operator.call if place.call is partial and is_class and base is None else place.call
         leading = (place.leading or 0) if call is partial else 0
         names, problem = _first_arguments(target, default, leading) if leading else ({}, "")
         if problem:
-            self.problems.append(f"{path}.class_path={name} {problem}")
-            return None
+            return self.refused(f"{path}.class_path={name} {problem}")
         signature = signature_of(target, 0 if names else leading)
         signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
         provided = signature.options if call is itself or place.leading is None else ()
@@ -406,36 +449,35 @@ class Reader:
         if isinstance(given, str) and can_be_class(given):
             given = {"class_path": given}
         if not isinstance(given, Mapping) or not isinstance(named := given.get("class_path", ""), str):
-            self.problems.append(f"{path}={shown(given)} must be a class")
-            return None
+            return self.refused(f"{path}={shown(given)} must be a class")
         arguments = {key: value for key, value in given.items() if key != "class_path"}
-        name = full_name(named, home) if named else ""
-        target: Any = base
-        if not named and default is not REQUIRED and (inspect.isclass(default) or inspect.isfunction(default)):
-            name, target = public_name(default), default
-        elif not named and not is_group(base):
-            joined = [str(key) for key in arguments if ":" in str(key)]
-            self.problems.append(
-                unknown(joined[0], "", f"{path}.", ()) if joined else f"{path}: a class_path is missing"
-            )
+        if named:
+            target = self._class_named(named, base, home, f"{path}.class_path={named}")
+            return None if target is None else Found(full_name(named, home), target, arguments)
+        if inspect.isfunction(default) or (inspect.isclass(default) and default is not REQUIRED):
+            return Found(public_name(default), default, arguments)
+        if is_group(base):
+            return Found("", base, arguments)
+        joined = [str(key) for key in arguments if ":" in str(key)]
+        missing = f"{path}: a class_path is missing"
+        return self.refused(unknown(joined[0], "", f"{path}.", ()) if joined else missing)
+
+    def _class_named(self, named: str, base: type | None, home: str, key: str) -> Any:
+        """Returns the class or function of a class path; None, with a problem of its key, if there is none."""
+        name = full_name(named, home)
+        try:
+            target = find_class(name)
+        except UserError as error:
+            new = [text for text in error.problems if text not in self.unread]
+            self.unread.update(new)
+            other = f" ({OTHER_LIGHTNING})" * any("'pytorch_lightning'" in text for text in new)
+            self.problems += [f"{key}: {text}{other}" for text in new]
             return None
-        elif named:
-            try:
-                target = find_class(name)
-            except UserError as error:
-                new = [text for text in error.problems if text not in self.unread]
-                other = f" ({OTHER_LIGHTNING})" * any("'pytorch_lightning'" in text for text in new)
-                self.problems += [f"{path}.class_path={named}: {text}{other}" for text in new]
-                self.unread.update(new)
-                return None
-            bases = [name, *(kind.__module__ for kind in getattr(target, "__mro__", ()))]
-            if any(base.startswith("pytorch_lightning.") for base in bases):
-                self.problems.append(f"{path}.class_path={named}: {OTHER_LIGHTNING}")
-                return None
-            if not callable(target) or not isinstance(target, Hashable):
-                self.problems.append(f"{path}.class_path={named} is not there{hint_of_class(named, base, home)}")
-                return None
-        return Found(name, target, arguments)
+        modules = [name, *(kind.__module__ for kind in getattr(target, "__mro__", ()))]
+        if any(module.startswith("pytorch_lightning.") for module in modules):
+            return self.refused(f"{key}: {OTHER_LIGHTNING}")
+        is_there = callable(target) and isinstance(target, Hashable)
+        return target if is_there else self.refused(f"{key} is not there{hint_of_class(named, base, home)}")
 
 
 def shown(value: Any) -> str:

@@ -11,7 +11,7 @@ from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, taken_by_a_part, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, foreign
+from vit_lightning.errors import UserError, reading
 from vit_lightning.limits import refuse
 
 FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
@@ -187,7 +187,7 @@ class HuggingFaceSet(ImageSet):
                 continue
             alike: dict[str, list[str]] = {}  # datasets would read all with the class names of the first
             for path in paths:
-                with foreign(path):
+                with reading(path):
                     schema = datasets.Features.from_arrow_schema(read_schema(path))
                 alike.setdefault(str(schema), []).append(str(path))
             from_files = partial(datasets.Dataset.from_parquet, cache_dir=str(self.cache))

@@ -20,7 +20,7 @@ from vit_lightning.data.batches import Batch, Pixels, Request, gather, keys_of
 from vit_lightning.data.decoding import to_rgb
 from vit_lightning.data.images import centre_box
 from vit_lightning.data.per_image import seeded
-from vit_lightning.errors import UserError, named, of_others
+from vit_lightning.errors import UserError, named
 from vit_lightning.random_keys import one_key
 
 WANTED = "(image, label), the image a PIL image, a uint8 or float tensor (c, H, W) or a numpy array (H, W, c)"
@@ -124,7 +124,7 @@ def read_item(dataset: Any, index: int, title: str) -> tuple[Any, int]:
     Raises:
         UserError: the dataset raises an error, or gives something else.
     """
-    with of_others(f"{title}: item {index}: "):
+    with named(f"{title}: item {index}: ", others=True):
         item = dataset[index]
     if (keys := keys_of(item)) is None:
         found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__

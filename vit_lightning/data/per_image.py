@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch, Request
-from vit_lightning.errors import UserError, named, of_others
+from vit_lightning.errors import UserError, named
 from vit_lightning.random_keys import mix
 
 Own = type[Any] | Callable[..., Any]
@@ -37,7 +37,7 @@ class PerImage(Augmentation):
     def __init__(self, transform: Own, arguments: dict[str, Any] | None = None) -> None:
         self.name = name_of(transform).rpartition(".")[2]
         if isinstance(transform, type):
-            with named(f"augment.{self.name}: "), of_others():
+            with named(f"augment.{self.name}: ", others=True):
                 transform = transform(**(arguments or {}))
         elif arguments:
             transform = partial(transform, **arguments)
@@ -55,7 +55,7 @@ class PerImage(Augmentation):
         return after.to(images)
 
     def _changed(self, image: Tensor) -> Tensor:
-        with of_others(f"augment.{self.name}: "):
+        with named(f"augment.{self.name}: ", others=True):
             changed = self.transform(image)
         if not isinstance(changed, Tensor):
             raise UserError(f"augment.{self.name} gives {type(changed).__name__}, not a tensor (c, H, W) of uint8")

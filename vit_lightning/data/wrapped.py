@@ -21,7 +21,7 @@ from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAME
 from vit_lightning.data.items import Items, labels_of, read_item, to_pixels
 from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split
-from vit_lightning.errors import UserError, named, of_others
+from vit_lightning.errors import UserError, named
 from vit_lightning.limits import problems_of, refuse
 from vit_lightning.sizes import pair
 
@@ -84,7 +84,7 @@ class WrappedDataset(SplitData):
         return f"class_path={name_of(self.dataset_class)}"
 
     def _make(self, **which: Any) -> Any:
-        with seeded() as seed, named(f"{self.title}: "), of_others():
+        with seeded() as seed, named(f"{self.title}: ", others=True):
             seed(self.split_seed)  # it may draw a split, or the images: the same for each split, rank and resumed run
             return self.dataset_class(**{**(self.arguments or {}), **which})
 
@@ -229,7 +229,7 @@ def _class_names(dataset: Any) -> list[str] | None:
     if not names or sorted(index.values()) == [*range(len(names))]:  # ImageNet's has several names for a class
         names = sorted(index, key=index.__getitem__) or names or None
     if names and (change := getattr(dataset, "target_transform", None)):
-        with of_others(f"target_transform of {type(dataset).__name__}: "):
+        with named(f"target_transform of {type(dataset).__name__}: ", others=True):
             labels = [int(change(label)) for label in range(len(names))]
         order = sorted(range(len(names)), key=labels.__getitem__)
         names = [names[place] for place in order] if {*labels} == {*range(len(names))} else None
@@ -308,7 +308,7 @@ class WrappedDataModule(ImageData):
         """Names of the classes of the training dataset, in the order of its labels."""
         if size is None or channels is None:
             way_out = "needless with data.image_size and data.in_channels"
-            with of_others(f"{self.title}: its first batch ({way_out}): "), seeded():
+            with named(f"{self.title}: its first batch ({way_out}): ", others=True), seeded():
                 tried = copy.deepcopy(module)  # one may give other loaders, or count, at each call
                 tried.prepare_data()
                 tried.setup("fit")

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from vit_lightning.data.base import ImageData
+from vit_lightning.data.batch_transform import pixels_of
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
 from vit_lightning.figures.inside import attention_sheet, positions_sheet
@@ -189,8 +190,7 @@ class ValidationPictures(Callback):
         with trainer.precision_plugin.val_step_context(), torch.no_grad():
             given = self.data.transform.normalise(torch.from_numpy(images[shown]).to(device))
             drawn = module.reconstruct(given, torch.from_numpy(rows[shown, 0]).long().to(device))
-        mean, std = (255 * torch.tensor(part, device=device)[:, None, None] for part in (self.data.mean, self.data.std))
-        pixels = [(one * std + mean).round().clamp(0, 255).byte().cpu().numpy() for one in drawn]
+        pixels = [pixels_of(one, self.data.mean, self.data.std).numpy() for one in drawn]
         captions = [word for word in ("masked", "reconstructed", "original") for _ in shown]
         folder.mkdir(exist_ok=True)
         path = folder / f"reconstructions-{epoch:04d}.png"

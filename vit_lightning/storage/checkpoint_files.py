@@ -26,7 +26,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 
 from vit_lightning.errors import CannotResume, UserError, first_line, named
-from vit_lightning.limits import meant
+from vit_lightning.limits import near
 from vit_lightning.notation import counted
 from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
@@ -383,8 +383,7 @@ def find_checkpoint(source: str | Path, key: str = "ckpt") -> Path:
 def _near(path: Path) -> str:
     """Returns the file or folder whose name is like that of one that is not there; as a hint in brackets."""
     names = {other.stem: other for other in path.parent.glob("*")}
-    found = meant(path.stem, names)
-    return next((f" (did you mean {names[name]}?)" for name in names if found == f" (did you mean {name}?)"), "")
+    return "".join(f" (did you mean {names[name]}?)" for name in near(path.stem, names)[:1])
 
 
 def newest_run(path: Path) -> str:
@@ -406,6 +405,12 @@ def run_folder_of(checkpoint: Path) -> Path | None:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
+def network_state(checkpoint: Mapping[str, Any], prefix: str = "network.") -> dict[str, Tensor]:
+    """Returns the weights of the network in a checkpoint, under the names that it gives them."""
+    state: dict[str, Tensor] = checkpoint["state_dict"]
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
 def network_weights(
     network: nn.Module, checkpoint: dict[str, Any], path: Path, prefix: str = "network."
 ) -> dict[str, Tensor]:
@@ -420,10 +425,7 @@ def network_weights(
     Raises:
         UserError: names or shapes differ.
     """
-    weights: dict[str, Tensor] = {
-        name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
-    }
-    own = network.state_dict()
+    weights, own = network_state(checkpoint, prefix), network.state_dict()
     problems = [
         *(f"it lacks {name}" for name in own if name not in weights),
         *(f"it has {name}, which the model lacks" for name in weights if name not in own),

@@ -24,7 +24,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from vit_lightning.errors import foreign
+from vit_lightning.errors import reading
 from vit_lightning.models.positions import ExactTable
 from vit_lightning.signals import is_ended_by_signals, withheld
 
@@ -105,7 +105,7 @@ def restore_in_words(trainer: Trainer) -> None:
     """
     connector = trainer._checkpoint_connector
     for name in ("_restore_modules_and_callbacks", "restore_training_state"):
-        setattr(connector, name, foreign("the checkpoint of the run")(getattr(connector, name)))
+        setattr(connector, name, reading("the checkpoint of the run")(getattr(connector, name)))
 
 
 def profile_nothing(trainer: Trainer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from vit_lightning.weights.family_einops import CRATE, EINOPS_TUTORIAL, SIMPLE_V
 from vit_lightning.weights.family_hf import DEIT, DINOV2, DINOV3, HF
 from vit_lightning.weights.family_jax import BIG_VISION, GOOGLE
 from vit_lightning.weights.family_timm import TIMM, TIMM_LEGACY, TORCH_ENCODER, TORCHVISION
-from vit_lightning.weights.options import Options, build, canonical_state, describe
-from vit_lightning.weights.tables import Config, Family, Layout, Tensors, find_names, to_ours, to_theirs
+from vit_lightning.weights.options import PATCHES, Options, build, canonical_state, describe
+from vit_lightning.weights.tables import Config, Family, Layout, Reading, Tensors, find_names, to_ours, to_theirs
 
 _TABLES = [TIMM, TORCHVISION, HF, DEIT, VIT_PYTORCH, SIMPLE_VIT, CRATE, BIG_VISION, GOOGLE, TORCH_ENCODER]
 _TABLES += [EINOPS_TUTORIAL, TIMM_LEGACY, DINOV2, DINOV3]
@@ -104,6 +104,19 @@ def find_family(family: str, key: str = "family") -> Family:
     if family not in FAMILIES:
         raise UserError(f"{key}={family} must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family]
+
+
+def has_our_names(names: Iterable[str]) -> bool:
+    """Whether these are names of the weights of a ViT of ours."""
+    text = " ".join(names)
+    return PATCHES in text and "encoder.0.attention" in text
+
+
+def readings_of(tensors: Tensors, families: Iterable[Family] = FAMILIES.values()) -> list[Reading]:
+    """Returns tensors as those of each family that has them, first of the one that has most."""
+    on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    found = filter(None, (family.recognise(on_meta) for family in families))
+    return sorted(found, key=lambda reading: -reading.coverage)
 
 
 def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:

@@ -3,16 +3,16 @@ and the ViT of the einops tutorial, with both of its attentions, as written and 
 
 from __future__ import annotations
 
-from vit_lightning.sizes import side
-from vit_lightning.weights.fields import Field, choice, height, size, word
+from vit_lightning.sizes import pair, side
+from vit_lightning.weights.fields import Field, choice, height, word
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, PATCHES, Options, Shapes
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Theirs
 
 _NORM = "layernorm_1e-05"
 _FIXED: Options = {"patch_norm": _NORM, "patch_token_norm": _NORM, "norm": _NORM, "qkv_bias": False}
 _SIZES = (
-    Field("image_size", ..., "image_size", size, side),
-    Field("patch_size", ..., "patch_size", size, side),
+    Field("image_size", ..., "image_size", pair, side),
+    Field("patch_size", ..., "patch_size", pair, side),
     Field("num_classes", ..., "num_classes"),
     Field("dim", ..., "emb_size"),
     Field("depth", ..., "depth"),
@@ -254,9 +254,9 @@ EINOPS_TUTORIAL = Family(
     name="einops_tutorial",
     fields=(
         Field("in_channels", 3, "in_channels"),
-        Field("patch_size", 16, "patch_size", size, height),
+        Field("patch_size", 16, "patch_size", pair, height),
         Field("emb_size", 768, "emb_size"),
-        Field("img_size", 224, "image_size", size, height),
+        Field("img_size", 224, "image_size", pair, height),
         Field("depth", 12, "depth"),
         Field("num_classes", 1000, "num_classes"),
         Field("num_heads", 8, "num_heads"),

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from vit_lightning.errors import UserError
-from vit_lightning.sizes import side
-from vit_lightning.weights.fields import Field, choice, ratio, size
+from vit_lightning.sizes import pair, side
+from vit_lightning.weights.fields import Field, choice, ratio
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options, Rotary, Shapes, norm_text
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Tensors, Theirs
 
@@ -74,8 +74,8 @@ def _sizes(width: int, heads: int, patch: int, eps: float) -> tuple[Field, ...]:
         Field("num_attention_heads", heads, "num_heads"),
         choice("hidden_act", "gelu", "activation", _ACTIVATIONS),
         Field("layer_norm_eps", eps, "norm", lambda eps: norm_text("layernorm", float(eps)), _norm_eps),
-        Field("image_size", 224, "image_size", size, side),
-        Field("patch_size", patch, "patch_size", size, side),
+        Field("image_size", 224, "image_size", pair, side),
+        Field("patch_size", patch, "patch_size", pair, side),
         Field("num_channels", 3, "in_channels"),
     )
 

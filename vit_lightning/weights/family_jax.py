@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from vit_lightning.weights.fields import Field, choice, size, word
+from vit_lightning.sizes import pair
+from vit_lightning.weights.fields import Field, choice, word
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options, Shapes
 from vit_lightning.weights.tables import Config, Family, Layout, Names, Tensors, Theirs
 
@@ -91,12 +92,12 @@ GOOGLE = Family(
     name="google",
     fields=(
         Field("num_classes", ..., "num_classes"),
-        Field("patches", ..., "patch_size", size, list),
+        Field("patches", ..., "patch_size", pair, list),
         Field("hidden_size", ..., "emb_size"),
         Field("num_layers", ..., "depth"),
         Field("mlp_dim", ..., "hidden"),
         Field("num_heads", ..., "num_heads"),
-        Field("image_size", ..., "image_size", size, list),
+        Field("image_size", ..., "image_size", pair, list),
         choice("classifier", "token", "pool", {"token": "cls", "gap": "mean"}),
         Field("representation_size", None, "representation_size"),
     ),
@@ -146,7 +147,7 @@ BIG_VISION = Family(
     name="big_vision",
     fields=(
         Field("num_classes", None, "num_classes", lambda value: value or 0),
-        Field("patch_size", [16, 16], "patch_size", size, list),
+        Field("patch_size", [16, 16], "patch_size", pair, list),
         Field("width", 768, "emb_size"),
         Field("depth", 12, "depth"),
         Field("mlp_dim", None, "hidden"),
@@ -160,7 +161,7 @@ BIG_VISION = Family(
         ),
         Field("rep_size", False, "representation_size", write=lambda width: width or False),
         choice("pool_type", "gap", "pool", {"gap": "mean", "tok": "cls", "map": "attention"}),
-        Field("image_size", ..., "image_size", size, list),
+        Field("image_size", ..., "image_size", pair, list),
     ),
     names=_big_vision_names,
     fixed=_FIXED,

@@ -3,8 +3,8 @@ and one whose encoder is ``nn.TransformerEncoder``."""
 
 from __future__ import annotations
 
-from vit_lightning.sizes import side
-from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, size, word_for
+from vit_lightning.sizes import pair, side
+from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, word_for
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options
 from vit_lightning.weights.tables import Config, Family, Layout, Names
 
@@ -22,8 +22,8 @@ _SCALES = (("ls1.gamma", "ls2.gamma"), ("gamma_1", "gamma_2"))  # timm's, and th
 _DROPOUTS = ("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate")
 _NORM_AFTER_POOL = ("avg", "avgmax", "max")  # where fc_norm is not given
 _SIZES = (
-    Field("img_size", 224, "image_size", size, side),
-    Field("patch_size", 16, "patch_size", size, side),
+    Field("img_size", 224, "image_size", pair, side),
+    Field("patch_size", 16, "patch_size", pair, side),
     Field("num_classes", 1000, "num_classes"),
     Field("embed_dim", 768, "emb_size"),
     Field("depth", 12, "depth"),
@@ -214,8 +214,8 @@ _MLP_NAMES = (["0", "3"], ["linear_1", "linear_2"])  # now, and before torchvisi
 TORCHVISION = Family(
     name="torchvision",
     fields=(
-        Field("image_size", ..., "image_size", size, height),
-        Field("patch_size", ..., "patch_size", size, height),
+        Field("image_size", ..., "image_size", pair, height),
+        Field("patch_size", ..., "patch_size", pair, height),
         Field("num_layers", ..., "depth"),
         Field("num_heads", ..., "num_heads"),
         Field("hidden_dim", ..., "emb_size"),
@@ -245,8 +245,8 @@ def _torch_encoder_names(options: Options, layout: Layout) -> Names:
 TORCH_ENCODER = Family(
     name="torch_encoder",
     fields=(
-        Field("img_size", 224, "image_size", size, height),
-        Field("patch_size", 16, "patch_size", size, height),
+        Field("img_size", 224, "image_size", pair, height),
+        Field("patch_size", 16, "patch_size", pair, height),
         Field("num_classes", 1000, "num_classes"),
         Field("embed_dim", 768, "emb_size"),
         Field("depth", 12, "depth"),

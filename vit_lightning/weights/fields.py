@@ -97,11 +97,6 @@ def word_for(ours: str, words: Mapping[str, str], default: Any) -> Any:
     return next((theirs for theirs, name in words.items() if name == ours), default)
 
 
-def size(value: Any) -> tuple[int, int]:
-    """Returns height and width of a size in a config: a number, or two in a tuple or list."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
-
-
 def height(value: tuple[int, int]) -> int:
     """Returns a size for a config that has squares alone."""
     return value[0]

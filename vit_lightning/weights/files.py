@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, first_line, foreign
+from vit_lightning.errors import UserError, first_line, reading
 from vit_lightning.limits import meant
 from vit_lightning.storage.checkpoint_files import (
     BEST,
@@ -22,13 +22,14 @@ from vit_lightning.storage.checkpoint_files import (
     LAST,
     check_checkpoint,
     find_checkpoint,
+    network_state,
     newest_run,
     read_archive,
 )
 from vit_lightning.storage.wandb_sources import artifact_path
 from vit_lightning.weights.descriptions import Described, described, of_args, with_args
 from vit_lightning.weights.hubs import LIBRARIES, cfg_of_timm, hub_folder
-from vit_lightning.weights.network_in_file import network_in
+from vit_lightning.weights.unwrap import unwrapped
 
 PLACES = (*LIBRARIES, "hf-hub", "wandb")
 """What may stand before the colon in the name of a model."""
@@ -92,7 +93,7 @@ def naming(key: str, place: str | Path | WeightsFile) -> Iterator[None]:
     name = place.place if isinstance(place, WeightsFile) else str(place)
     named = f"{key}={name}"
     try:
-        with foreign(name):
+        with reading(name):
             yield
     except UserError as error:
         problems = [text.removeprefix(f"{key}=") if text.startswith(named) else text for text in error.problems]
@@ -105,7 +106,7 @@ def _read(place: str, key: str) -> WeightsFile:
     library, _, name = place.partition(":")
     if library in LIBRARIES:
         network, about = LIBRARIES[library](name)
-        tensors, notes = network_in(network.state_dict())
+        tensors, notes = unwrapped(network.state_dict())
         view, unread = described(about)
         return WeightsFile(place, None, tensors, about, view=view, unread=unread, notes=notes, network=network)
     if name and library not in PLACES and not Path(place).exists():
@@ -118,10 +119,9 @@ def _read(place: str, key: str) -> WeightsFile:
     contents, sealed = _contents(file)
     if is_ours(contents):
         checkpoint = check_checkpoint(file, contents, sealed)
-        state: dict[str, Tensor] = checkpoint["state_dict"]
-        tensors = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
-        return WeightsFile(place, path, tensors, checkpoint["config"], checkpoint, checkpoint.get("test_view"))
-    tensors, notes = network_in(contents)
+        tensors, config = network_state(checkpoint), checkpoint["config"]
+        return WeightsFile(place, path, tensors, config, checkpoint, checkpoint.get("test_view"))
+    tensors, notes = unwrapped(contents)
     config, (view, unread) = _described(file, contents)
     return WeightsFile(place, path, tensors, config, view=view, unread=unread, notes=notes)
 
@@ -195,23 +195,16 @@ def _contents(file: Path) -> tuple[Any, bool]:
     except OSError as fault:
         raise UserError(f"{file} cannot be read: {first_line(fault)}") from fault
     if head[8:] == b"{":
-        return _read_safetensors(file), False
+        from safetensors.torch import load_file
+
+        with reading(file):
+            return load_file(file), False
     if head.startswith(b"PK\x03\x04") and file.suffix == ".npz":
         return _read_npz(file), False
     if not head.startswith((b"PK\x03\x04", b"\x80")):
         raise UserError(f"{file} holds no weights: it is no file of torch.save, safetensors or numpy (.npz)")
     with torch.serialization.safe_globals([argparse.Namespace]):  # which timm's checkpoints hold
         return read_archive(file)
-
-
-def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError, ValueError, TypeError) as fault:
-        raise UserError(f"{file} cannot be read as safetensors: {first_line(fault)}") from fault
 
 
 def _read_shards(index: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,16 +83,9 @@ def hub_folder(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as fault:
         raise UserError(f"{place} needs huggingface_hub: pip install 'vit-lightning[hub]'") from fault
+    fetch = partial(snapshot_download, found[1], revision=found[2], ignore_patterns=["*/*"])
     for weights in ("*.safetensors", "*.bin"):
-        patterns = ["*.json", weights]
-        folder = Path(
-            _fetched(
-                lambda patterns=patterns: snapshot_download(  # type: ignore[misc]
-                    found[1], revision=found[2], allow_patterns=patterns, ignore_patterns=["*/*"]
-                ),
-                place,
-            )
-        )
+        folder = Path(_fetched(partial(fetch, allow_patterns=["*.json", weights]), place))
         if any(folder.glob(weights)):
             return folder
     raise UserError(f"{place} holds neither *.safetensors nor *.bin")

@@ -21,7 +21,7 @@ from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
-from vit_lightning.weights.convert import FAMILIES, find_family, from_reference
+from vit_lightning.weights.convert import FAMILIES, find_family, from_reference, has_our_names, readings_of
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.options import EMBEDDING, OPTIONS, PATCHES, SIZES, Options, ShapeReader, as_part
@@ -88,15 +88,13 @@ def identify(
     wanted = given.pop("family", stated.pop("family", None))
     families = FAMILIES.values() if wanted is None else (find_family(wanted, "config.family"),)
     on_meta = {name: tensor.to("meta") for name, tensor in file.tensors.items()}
-    names = " ".join(on_meta)
-    if wanted is None and "patch_embedding.projection" in names and "encoder.0.attention" in names:
+    if wanted is None and has_our_names(on_meta):
         return _identify_ours(on_meta, given, model)
     if any(re.search(r"\.(lora_[AB]|base_layer)\.", name) for name in on_meta):
         way_out = "PEFT's merge_and_unload() joins them"
         raise UserError(f"{file.place} holds weights of LoRA beside those of a model, which is not read ({way_out})")
     failures: list[UserError] = []
-    readings = filter(None, [table.recognise(on_meta) for table in families])
-    for reading in sorted(readings, key=lambda reading: -reading.coverage):
+    for reading in readings_of(on_meta, families):
         try:
             return _as_family(reading, on_meta, stated, given, model)
         except UserError as error:

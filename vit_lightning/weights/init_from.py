@@ -16,6 +16,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size, pair, side
+from vit_lightning.storage.checkpoint_files import network_state
 from vit_lightning.weights.adapt import TOKENS, Adapted, adapt, heads_of, merged
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
 from vit_lightning.weights.options import TRAINING_ALONE, describe, model_config
@@ -87,9 +88,7 @@ class InitialWeights:
             UserError: the architecture is unknown.
         """
         known = replace(self, images=facts_of_images(self.file.view or {}))
-        config = self.file.config or {}
-        model, usual, family = config.get("model"), dict[str, Any](), ""
-        source: Source | None = None
+        model = (self.file.config or {}).get("model")
         if self.file.checkpoint is None and not for_vit:
             return known
         with naming(KEY, self.file):
@@ -103,11 +102,12 @@ class InitialWeights:
                     raise
                 usual = usual_normalisation(source.network, source.family) if source.view["in_channels"] == 3 else {}
                 family = source.family if usual and "mean" not in known.images else ""
+                images = {**usual, **known.images}
+                known = replace(known, notes=source.notes, images=images, usual=family, source=source)
             if not self.trust:
                 refuse_untrusted({"model": model})
-        images = {**usual, **known.images, **facts_of_images((model or {}).get("init_args", {}))}
-        notes = () if source is None else source.notes
-        return replace(known, model=_architecture(model or {}), notes=notes, images=images, usual=family, source=source)
+        images = {**known.images, **facts_of_images((model or {}).get("init_args", {}))}
+        return replace(known, model=_architecture(model or {}), images=images)
 
     def _opened(self, heads: Mapping[str, Any]) -> Source:
         make, trust = self.make_network, self.trust
@@ -266,12 +266,10 @@ def with_resized_positions(
         return unchanged, ""
     if interpolation == "reset":
         raise UserError("resize_positions=reset is for a training with init_from (choices here: bicubic, bilinear)")
-    state = checkpoint["state_dict"]
-    weights = {name.removeprefix("network."): state[name] for name in state if name.startswith("network.")}
     patch = getattr(network, "patch_size", None) or getattr(getattr(network, "patch_embed", None), "patch_size", None)
     grid = None if patch is None else (trained[0] // pair(patch)[0], trained[1] // pair(patch)[1])
     try:
-        adapted = adapt(network, weights, interpolation=interpolation, new_head=False, grid=grid)
+        adapted = adapt(network, network_state(checkpoint), interpolation=interpolation, new_head=False, grid=grid)
     except UserError:
         return unchanged, ""
     changed = [*adapted.resized.values(), *adapted.new.values(), *adapted.left_out.values()]
@@ -279,7 +277,10 @@ def with_resized_positions(
         return unchanged, ""
     resized = {f"network.{name}": adapted.state[name] for name in adapted.resized}
     text = f"{size[0]}x{size[1]} pixels, trained at {trained[0]}x{trained[1]}"
-    return {**unchanged, "state_dict": {**state, **resized}}, f"{text} ({', '.join(changed) or 'no weight changes'})"
+    return {
+        **unchanged,
+        "state_dict": {**checkpoint["state_dict"], **resized},
+    }, f"{text} ({', '.join(changed) or 'no weight changes'})"
 
 
 def _trained_size(checkpoint: Mapping[str, Any]) -> Size | None:

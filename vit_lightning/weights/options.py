@@ -406,10 +406,8 @@ def _read(modules: Mapping[str, nn.Module], reader: ShapeReader) -> Options:
     found["block"] = _kind(block, BLOCKS, "pre_norm")
     found["attention"] = _kind(layer, ATTENTIONS, "softmax")
     if isinstance(layer, RotaryAttention):
-        grid = layer.reference_grid and list(layer.reference_grid)
-        found["rotary"] = Rotary(
-            layer.temperature, layer.max_resolution, grid, layer.centred, layer.register_temperature
-        )
+        rotary = Rotary(*(getattr(layer, name) for name in Rotary._fields))
+        found["rotary"] = rotary._replace(reference_grid=rotary.reference_grid and list(rotary.reference_grid))
     return found
 
 

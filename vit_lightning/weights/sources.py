@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.classes import are_named, listed, match_classes
+from vit_lightning.classes import are_named, listed
 from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.limits import problems_of, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import covers, pair, side
@@ -146,62 +145,7 @@ def open_source(
     return found
 
 
-def open_teacher(
-    place: str,
-    shape: tuple[int, int, int],
-    class_names: Sequence[str],
-    *,
-    ours: str,
-    make_network: MakeNetwork,
-    trust: bool,
-    key: str,
-) -> tuple[Source, list[int] | None]:
-    """Returns a trained network that gives logits for a student's images, and its output for each class of theirs.
-
-    The outputs are None where they are all that it has, in order.
-
-    The positions of a ViT of ours are resized, as those of ``init_from``.
-
-    Args:
-        place: the teacher.
-        shape: channels, height and width of the student's images.
-        class_names: of the student's images.
-        ours: the student's images in an error.
-        make_network: makes the network of the config of a run.
-        trust: whether the config in the file may name any class.
-        key: option that errors name.
-
-    Raises:
-        UserError: it is not there, takes other images, or has other classes.
-    """
-    told = f"lightning export --ckpt={shlex.quote(place)} --config=... --out=FOLDER makes a teacher that tells it"
-    file = read_weights(place, key)
-    try:
-        source = open_source(file, make_network=make_network, trust=trust, key=key)
-    except UserError as error:  # a teacher has no config in which it could be given
-        raise UserError(f"{text} ({told})" if "config={" in text else text for text in error.problems) from error
-    if source.vit is not None and source.vit.image_size != shape[1:]:
-        trained = "x".join(map(str, source.vit.image_size))
-        size: Any = shape[1:]
-        source = open_source(file, make_network=make_network, image_size=size, trust=trust, key=key)
-        note = f"trained on {trained} pixels, its positions are resized to {shape[1]}x{shape[2]}"
-        source = replace(source, notes=(*source.notes, note))
-    if not {"mean", "std"} <= source.view.keys():
-        raise UserError(f"{key}={place}: mean and std of its images are not known ({told})")
-    text = "x".join(map(str, shape))
-    logits = _logits(source.network, shape, f"{key}={place} does not take the images of the data, {text}")
-    try:
-        match = match_classes(
-            source.class_names, class_names, whose=f"{key}={place}", ours=ours, classes=logits.shape[-1]
-        )
-    except UserError as error:
-        raise UserError(f"{error} (fine-tune it on this data first, with init_from)") from error
-    notes = [match.note] if match.note else []
-    columns = None if match.labels == [*range(logits.shape[-1])] else match.labels
-    return replace(source, notes=(*source.notes, *notes)), columns
-
-
-def _logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
+def meta_logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
     """Returns the logits of two images (c, H, W) of a shape, without numbers; raises UserError if there are none."""
     try:
         with torch.no_grad():
@@ -211,31 +155,34 @@ def _logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
         raise UserError(f"{problem}: {' '.join(str(fault).split())[:200]}") from fault
 
 
-def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is wrong with given facts of preprocessing."""
-    channels, classes = source.view.get("in_channels", 3), getattr(source.network, "num_classes", None)
-    for name, value in facts.items():
-        items = list(value) if isinstance(value, list | tuple) else []
-        numbers = [item for item in items if type(item) in (int, float) and math.isfinite(item)]
-        if name == "class_names":
-            if not items or not all(isinstance(item, str) for item in items) or len(items) != (classes or len(items)):
-                yield f"{name}={value} must be a list of {classes or 'the'} names"
-        elif name == "multi_label":
-            if type(value) is not bool:
-                yield f"{name}={value} must be true or false"
-        elif name == "interpolation":
-            if value not in INTERPOLATIONS:
-                yield f"{name}={value} must be one of {', '.join(INTERPOLATIONS)}"
-        elif name == "resize":
-            size = source.view.get("image_size", (1, 1))
-            whole = [value, value] if type(value) is int else items
-            if len(whole) != 2 or not all(type(side) is int for side in whole) or not covers(value, size):
-                yield f"{name}={value} must be a number of pixels, or height and width, at least {side(pair(size))}"
-        elif name == "centre_share":
-            if type(value) not in (int, float) or not 0.0 < value <= 1.0:
-                yield f"{name}={value} must be above 0 and at most 1"
-        elif len(numbers) != len(items) or len(items) != channels or (name == "std" and min(items) <= 0.0):
-            yield f"{name}={value} must be {channels} numbers{' above 0' * (name == 'std')}"
+def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with given facts of preprocessing."""
+    channels, size = source.view.get("in_channels", 3), source.view.get("image_size", (1, 1))
+    classes = getattr(source.network, "num_classes", None)
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "mean": (lambda mean: len(_numbers(mean)) == channels, f"{channels} numbers"),
+        "std": (lambda std: len(_numbers(std)) == channels and min(std) > 0.0, f"{channels} numbers above 0"),
+        "centre_share": (lambda share: type(share) in (int, float) and 0.0 < share <= 1.0, "above 0 and at most 1"),
+        "class_names": (lambda names: _are_names(names, classes), f"a list of {classes or 'the'} names"),
+        "interpolation": (lambda name: name in INTERPOLATIONS, f"one of {', '.join(INTERPOLATIONS)}"),
+        "resize": (
+            lambda given: (type(given) is int or [*map(type, _numbers(given))] == [int, int]) and covers(given, size),
+            f"a number of pixels, or height and width, at least {side(pair(size))}",
+        ),
+        "multi_label": (lambda value: type(value) is bool, "true or false"),
+    }
+    return problems_of(*((name, value, rules[name][0](value), rules[name][1]) for name, value in facts.items()))
+
+
+def _numbers(value: Any) -> list[float]:
+    """Returns the finite numbers of a list; none where it holds anything else."""
+    items = value if isinstance(value, list | tuple) else []
+    return [*items] if all(type(item) in (int, float) and math.isfinite(item) for item in items) else []
+
+
+def _are_names(value: Any, count: int | None) -> bool:
+    names = value if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) else []
+    return bool(names) and len(names) == (count or len(names))
 
 
 def _opened(file: WeightsFile, known: _Known) -> Source:
@@ -358,5 +305,5 @@ def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, 
         network.num_classes = classes  # type: ignore[assignment]
     if "image_size" in view:
         shape = (view.get("in_channels", 3), *pair(view["image_size"]))
-        _logits(network, shape, f"image_size={view['image_size']}: {type(network).__name__} does not take it")
+        meta_logits(network, shape, f"image_size={view['image_size']}: {type(network).__name__} does not take it")
     return source

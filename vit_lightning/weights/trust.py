@@ -94,17 +94,12 @@ def _could_be_imported(name: str) -> bool:
     return importlib.util.find_spec(parts[0]) is not None  # of a package at the top, which this does not import
 
 
-def _find(name: str) -> Any:
-    """Returns what a name of a known package is the name of; None if it is of nothing."""
-    try:
-        return pkgutil.resolve_name(name) if _is_known(name) else None
-    except (ImportError, AttributeError, ValueError):
-        return None
-
-
 def _is_harmless(name: str) -> bool:
     """Whether a name of a known package is nothing that does more, when it is called, than make a part or compute."""
-    found = _find(name)  # None is nothing that could be called
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return True  # nothing that could be called
     if getattr(found, "__module__", "") in UNPICKLES:
         return False
     if not callable(found) or f"{getattr(found, '__module__', '')}.".startswith(OF_TENSORS):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vit_lightning.errors import UserError
-from vit_lightning.weights.convert import FAMILIES
+from vit_lightning.weights.convert import has_our_names, readings_of
 
 _PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "backbone.")
 """Prefixes that are left out of the names of a network of no family."""
@@ -31,7 +31,7 @@ _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 
 
-def network_in(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def unwrapped(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Returns the weights without what lies around them, and sentences on what was chosen and left out."""
     chosen, notes = _chosen(contents)
     tensors = chosen.tensors
@@ -138,13 +138,12 @@ def _with_plain_heads(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {plain.get(name, name): value for name, value in tensors.items()}
 
 
-def _known(tensors: Mapping[str, Tensor]) -> set[str]:
+def _known(tensors: dict[str, Tensor]) -> set[str]:
     """Returns the names that the family has which has most of them; all of a ViT of ours."""
-    on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    if "patch_embedding.projection" in (names := " ".join(on_meta)) and "encoder.0.attention" in names:
-        return {*on_meta}
-    readings = [reading for table in FAMILIES.values() if (reading := table.recognise(on_meta))]
-    return set(max(readings, key=lambda reading: reading.coverage).matched) if readings else set()
+    if has_our_names(tensors):
+        return {*tensors}
+    readings = readings_of(tensors)
+    return {*readings[0].matched} if readings else set()
 
 
 def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
@@ -154,14 +153,25 @@ def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
         within = [name for name in tensors if name.startswith(prefix) and not _is_beside(name[len(prefix) :])]
         inside = _of_vit({name[len(prefix) :]: tensors[name] for name in within})
         if known := _known(inside):
-            parent = re.sub(r"\w+\.$", "", prefix)
-            outside = [name for name in tensors if name not in within]  # of equal names those under the parent count
-            others = {n.removeprefix(parent): n for n in sorted(outside, key=lambda name: name.startswith(parent))}
-            named = {name: tensors[whole] for name, whole in others.items() if not _is_beside(name)}
-            heads = (_known({**named, **inside}) - inside.keys()) & named.keys()  # a head beside a backbone
-            inside |= {name: named[name] for name in heads}
-            beside = [f"{place}{name}" for name in outside if name not in {others[head] for head in heads}]
+            outside = {name: value for name, value in tensors.items() if name not in within}
+            heads = _heads_of_backbone(inside, outside, re.sub(r"\w+\.$", "", prefix))
+            inside |= {head: outside[name] for name, head in heads.items()}
+            beside = [f"{place}{name}" for name in outside if name not in heads]
             yield _Candidate(place + prefix, inside, beside, len(known) + len(heads))
+
+
+def _heads_of_backbone(backbone: dict[str, Tensor], outside: dict[str, Tensor], parent: str) -> dict[str, str]:
+    """Returns the names of tensors beside a backbone that are its head, and those that its family has for them.
+
+    Args:
+        backbone: tensors by the names of a family.
+        outside: the other tensors of the mapping.
+        parent: prefix of the module that the backbone is a part of, whose tensors come before others of equal names.
+    """
+    wholes = {name.removeprefix(parent): name for name in sorted(outside, key=lambda name: name.startswith(parent))}
+    named = {name: outside[whole] for name, whole in wholes.items() if not _is_beside(name)}
+    heads = (_known({**named, **backbone}) - backbone.keys()) & named.keys()
+    return {wholes[head]: head for head in heads}
 
 
 def _is_beside(name: str) -> bool:
