@@ -40,8 +40,8 @@ from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.build import build
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import PER_RUN, changes, flatten
-from vit_lightning.config.from_weights import Merged
 from vit_lightning.config.own_files import digests
+from vit_lightning.config.together import Merged
 from vit_lightning.errors import UserError, reading
 from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import Schedule, contradiction, make_schedule

@@ -18,14 +18,14 @@ from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, read_loss, r
 from vit_lightning.config.check_network import check_network, optimizer_problems
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, flatten, value_at
-from vit_lightning.config.from_weights import Merged, options_of_data, other_cuts
+from vit_lightning.config.from_weights import options_of_data, other_cuts
 from vit_lightning.config.lightning_cli import SET_BY_RUN, as_lightning_trains
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import find_class
 from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
-from vit_lightning.config.together import RULES, Groups
+from vit_lightning.config.together import RULES, Groups, Merged
 from vit_lightning.config.typed import Part, Place, Reader, plain, shown, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles

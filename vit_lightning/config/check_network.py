@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.config.from_weights import Merged
 from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers
 from vit_lightning.config.own_files import empty_caches, where
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.together import Groups
+from vit_lightning.config.together import Groups, Merged
 from vit_lightning.config.typed import Part
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError

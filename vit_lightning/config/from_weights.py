@@ -60,19 +60,6 @@ class Trained(NamedTuple):
         return self.view.get("class_names")
 
 
-class Merged(NamedTuple):
-    """The config of a command line."""
-
-    config: Config
-    problems: list[str]
-    """What is wrong with config files and the source of the initial weights."""
-    trained: Trained | None = None
-    initial: InitialWeights | None = None
-    """The source of the initial weights."""
-    complete: bool = True
-    """Whether all config files could be read."""
-
-
 def with_checkpoint(
     flags: Sequence[tuple[str, str]], sources: Sequence[Config], told: Config | None, *, trust: bool
 ) -> tuple[Trained, list[Config]]:
@@ -103,11 +90,11 @@ def with_checkpoint(
     if isinstance(config.get("model"), dict):  # these come from the data, which may give other sizes
         config["model"] = {name: value for name, value in config["model"].items() if name not in FROM_DATA[:2]}
     if "data" not in config and "test_view" in trained.checkpoint:  # weights of others, on the data of the config
-        sources, trained = _for_foreign(place, trained, sources)
+        sources, trained = _weights_of_others(place, trained, sources)
     return trained, [{**config, "init_from": None}, *sources]  # the weights are the checkpoint's own
 
 
-def _for_foreign(place: str, trained: Trained, sources: Sequence[Config]) -> tuple[list[Config], Trained]:
+def _weights_of_others(place: str, trained: Trained, sources: Sequence[Config]) -> tuple[list[Config], Trained]:
     """Returns configs without a network, whose weights are those of others, with a sentence on what is not used.
 
     Args:
@@ -126,7 +113,7 @@ def _for_foreign(place: str, trained: Trained, sources: Sequence[Config]) -> tup
     return [_without(config, *of_training) for config in sources], trained._replace(notes=(*trained.notes, *notes))
 
 
-def for_its_data(trained: Trained, first: Config, merged: Config) -> Trained:
+def fill_from_trained(trained: Trained, first: Config, merged: Config) -> Trained:
     """Prepares images of another class of data as the model knows them, where the user says nothing else about them.
 
     Args:
@@ -257,7 +244,7 @@ def with_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeigh
     return initial, [{"model": flatten(initial.model)}, *sources]
 
 
-def with_its_images(initial: InitialWeights, merged: Config) -> InitialWeights:
+def fill_from_source(initial: InitialWeights, merged: Config) -> InitialWeights:
     """Fills in size, mean and std of the images as those of a source where the config gives none.
 
     Only for data that takes images of any size; ``predict`` takes the same for the source itself.

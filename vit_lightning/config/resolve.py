@@ -19,12 +19,12 @@ from vit_lightning.config.files import (
     split_words,
     without_nulls,
 )
-from vit_lightning.config.from_weights import Merged, for_its_data, with_checkpoint, with_its_images, with_source
+from vit_lightning.config.from_weights import fill_from_source, fill_from_trained, with_checkpoint, with_source
 from vit_lightning.config.lightning_cli import as_ours, of_the_module
 from vit_lightning.config.merge import config_of_flags, merge, overruled_preset
 from vit_lightning.config.options import GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import folders_in_use, use_files
-from vit_lightning.config.together import secret_problems
+from vit_lightning.config.together import Merged, secret_problems
 from vit_lightning.config.typed import unknown
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near, refuse
@@ -104,9 +104,9 @@ def merge_all(
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
     if initial is not None:
-        initial = with_its_images(initial, merged)
+        initial = fill_from_source(initial, merged)
     if trained is not None:
-        trained = for_its_data(trained, configs[0], merged)
+        trained = fill_from_trained(trained, configs[0], merged)
     return Merged(merged, problems, trained, initial, complete)
 
 

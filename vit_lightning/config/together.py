@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
@@ -18,7 +18,7 @@ from torch import nn
 
 from vit_lightning.config.adapters import Chosen
 from vit_lightning.config.files import Config, as_list, as_map
-from vit_lightning.config.from_weights import Merged, Trained
+from vit_lightning.config.from_weights import Trained
 from vit_lightning.config.networks import CONFIGURED, FACTS, data_facts, filled_in, takes, unlike_data
 from vit_lightning.config.options import COMPILES, TRAINED
 from vit_lightning.config.signatures import signature_of
@@ -33,7 +33,20 @@ from vit_lightning.training.mae import MAE
 from vit_lightning.training.own_state import callback_problems
 from vit_lightning.training.probes import Probe
 from vit_lightning.training.resources import AUTO
-from vit_lightning.weights.init_from import FirstWeights
+from vit_lightning.weights.init_from import FirstWeights, InitialWeights
+
+
+class Merged(NamedTuple):
+    """The config of a command line."""
+
+    config: Config
+    problems: list[str]
+    """What is wrong with config files and the source of the initial weights."""
+    trained: Trained | None = None
+    initial: InitialWeights | None = None
+    """The source of the initial weights."""
+    complete: bool = True
+    """Whether all config files could be read."""
 
 
 @dataclass
