@@ -5,7 +5,7 @@ from runs import SMALL
 from vit_lightning import CutMix, Digits, MixUp
 from vit_lightning.cli import main
 from vit_lightning.commands.check_data import label_texts
-from vit_lightning.data.batch_transform import pixels_of
+from vit_lightning.figures.pictures import pixels_of
 
 
 def test_a_figure_is_written(in_folder, capsys):

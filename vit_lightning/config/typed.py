@@ -327,21 +327,9 @@ class Reader:
             except (ValueError, TypeError, KeyError, StopIteration, OverflowError):
                 return self._refused(kind, given, path)
         if origin in MAPPINGS or is_typeddict(kind):
-            if not isinstance(given, Mapping):
-                return self._refused(kind, given, path)
-            of_key, of_item = parts if len(parts) == 2 else (Any, Any)
-            if of_key is int:  # which JSON, too, has as texts
-                given = {self.value(int, key, f"{path}.{key}"): item for key, item in given.items()}
-            return {key: self.value(of_item, item, f"{path}.{key}") for key, item in given.items()}
+            return self._mapping(kind, given, path)
         if origin in (*LISTS, tuple):
-            fixed = origin is tuple and parts and parts[1:] != (...,)
-            if not isinstance(given, list | tuple) or (fixed and len(given) != len(parts)):
-                return self._refused(kind, given, path)
-            kinds = parts if fixed else (*parts, Any)[:1] * len(given)
-            items = [self.value(kinds[n], item, f"{path}.{n}") for n, item in enumerate(given)]
-            if fixed and any(item is WRONG for item in items):
-                return WRONG
-            return {tuple: tuple, set: set, frozenset: frozenset}.get(origin, list)(x for x in items if x is not WRONG)
+            return self._list(kind, given, path)
         if kind is Tensor and not (isinstance(given, str) and can_be_class(given)):
             return self._tensor(given, path)
         if (place := place_of(kind)) is not None:
@@ -349,10 +337,29 @@ class Reader:
         if isinstance(given, Mapping) and "class_path" in given:
             return self.part(Place(), given, path) or WRONG
         if isinstance(given, Mapping):
-            return {key: self.value(Any, item, f"{path}.{key}") for key, item in given.items()}
-        if isinstance(given, list | tuple):
-            return [self.value(Any, item, f"{path}.{number}") for number, item in enumerate(given)]
-        return scalar(given)
+            return self._mapping(dict, given, path)
+        return self._list(list, given, path) if isinstance(given, list | tuple) else scalar(given)
+
+    def _mapping(self, kind: Any, given: Any, path: str) -> Any:
+        """Returns a mapping with values of its type."""
+        if not isinstance(given, Mapping):
+            return self._refused(kind, given, path)
+        of_key, of_item = parts if len(parts := get_args(kind)) == 2 else (Any, Any)
+        if of_key is int:  # which JSON, too, has as texts
+            given = {self.value(int, key, f"{path}.{key}"): item for key, item in given.items()}
+        return {key: self.value(of_item, item, f"{path}.{key}") for key, item in given.items()}
+
+    def _list(self, kind: Any, given: Any, path: str) -> Any:
+        """Returns a list, or what a type has in its place, of items of its type without those that are wrong."""
+        origin, parts = get_origin(kind) or kind, get_args(kind)
+        fixed = origin is tuple and parts and parts[1:] != (...,)
+        if not isinstance(given, list | tuple) or (fixed and len(given) != len(parts)):
+            return self._refused(kind, given, path)
+        kinds = parts if fixed else (*parts, Any)[:1] * len(given)
+        items = [self.value(kinds[n], item, f"{path}.{n}") for n, item in enumerate(given)]
+        if fixed and any(item is WRONG for item in items):
+            return WRONG
+        return {tuple: tuple, set: set, frozenset: frozenset}.get(origin, list)(x for x in items if x is not WRONG)
 
     def _tensor(self, given: Any, path: str) -> Any:
         """Returns numbers as a tensor, or the class that a config names in their place."""

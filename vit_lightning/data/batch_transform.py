@@ -212,9 +212,3 @@ def _normalisation(mean: Statistics, std: Statistics) -> Tensor:
     """Returns mean of uint8 pixels and factor after it, (2, c, 1, 1)."""
     both = torch.tensor([mean, std]).mul(255.0)
     return torch.stack([both[0], both[1].reciprocal()])[..., None, None]
-
-
-def pixels_of(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Returns normalised images (..., c, H, W) as uint8 on the host."""
-    centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
-    return (255 * (images.float().cpu() * scale + centre)).round().clamp(0, 255).byte()

@@ -10,7 +10,9 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from vit_lightning.storage.folder import write_whole
 
@@ -27,6 +29,12 @@ MATRIX = 500
 BINS = 20
 """Bins of the histogram of confidences."""
 _RED, _BLUE = (196, 30, 30), (8, 48, 107)
+
+
+def pixels_of(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Returns normalised images (..., c, H, W) as uint8 on the host."""
+    centre, scale = (torch.tensor(values)[:, None, None] for values in (mean, std))
+    return (255 * (images.float().cpu() * scale + centre)).round().clamp(0, 255).byte()
 
 
 def balanced(labels: Sequence[int] | Array, count: int) -> list[int]:

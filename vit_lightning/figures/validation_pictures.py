@@ -17,7 +17,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.batch_transform import pixels_of
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
 from vit_lightning.figures.inside import attention_sheet, positions_sheet
@@ -26,6 +25,7 @@ from vit_lightning.figures.pictures import (
     confusion_picture,
     enlarged,
     numbers,
+    pixels_of,
     predictions_sheet,
     sheet,
     write_png,
