@@ -78,6 +78,19 @@ def test_a_run_starts_from_another_at_another_size_with_other_classes(place, in_
     assert again["test/loss"] == results["test/loss"], "the source is not needed again"
 
 
+def test_a_source_that_learned_from_images_cut_in_another_way_is_said(place, in_folder, capsys):
+    """OpenTau#502: images that came to a folder change what is cut from it, and so does another split_seed."""
+    shutil.copytree(place / "two/train", "images")
+    flags = ["--data.root=images", "--data.image_size=16", "--trainer.max_epochs=1", "--test=false"]
+    fit(resolve([*DATA, *MODEL, *flags, "--out=run"]))
+    seen = "data.root=images: val and test are cut in another way than for run, which may have learned from them"
+    for number, more in enumerate(["", "--data.split_seed=1", ""]):
+        if number == 2:
+            write_images(Path("images/b"), 20, seed=9)
+        fit(resolve([*DATA, *flags, "--init_from=run", *filter(None, [more])]))
+        assert (seen in capsys.readouterr().out) == bool(number)
+
+
 def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, capsys):
     flags = start(place, f"--init_from={place / 'run'}", "--data.image_size=16", root="two")
     own = resolve([*flags, "--model.drop_path=0.2", "--model.num_heads=1", "--resize_positions=bilinear"])

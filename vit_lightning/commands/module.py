@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import row, say
 from vit_lightning.config.experiment import Experiment
+from vit_lightning.config.files import changes
 from vit_lightning.config.networks import data_facts, module_from
 from vit_lightning.config.together import beside_replays, compiler_problems
 from vit_lightning.data.base import ImageData
@@ -57,27 +59,37 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
     """Loads the weights of ``init_from`` into a module; tells how, also in ``init_from.json`` in a folder."""
     if (place := experiment.config["init_from"]) is None:
         return
+    module.configure_model()
+    if str(experiment.trainer["precision"]).startswith("64"):
+        module.double()  # Lightning converts only later
     if not isinstance(module, ViTClassifier):
         path = find_checkpoint(place, "init_from")
         checkpoint, own, new = read_checkpoint(path), experiment.data.class_names, experiment.config["reset_head"]
-        module.configure_model()
         if not new and (names := (checkpoint.get("test_view") or {}).get("class_names")):
             refuse(differences(experiment.data.place, own, f"init_from={place}", names, "give reset_head=true"))
-        if str(experiment.trainer["precision"]).startswith("64"):
-            module.double()  # Lightning converts only later
         load_weights(module, checkpoint, path, new_head=new)
+        _say_seen(checkpoint, experiment)
         return
     first = experiment.initial
     assert first is not None
-    if str(experiment.trainer["precision"]).startswith("64"):
-        module.network.double()  # Lightning converts only later
     first.adapted.load(module.network)
     beside = dict.fromkeys(name.partition(".")[0] for name, _ in module.named_parameters())
     new = "".join(f", new {part}" for part in beside if part != "network")
     for text in (first.sentence() + new, *first.notes):
         say(row("weights", text))
+    _say_seen(first.run, experiment)
     if folder is not None and is_first():
         write_whole(folder / "init_from.json", first.to_json(experiment.config["resize_positions"]))
+
+
+def _say_seen(source: Mapping[str, Any], experiment: Experiment) -> None:
+    """Says whether images that are cut from a source's may be among those that it has learned from."""
+    data, config, place = experiment.data, experiment.config, experiment.config["init_from"]
+    if not data.cut_splits or "config" not in source or source.get("images") == data.fingerprint():
+        return
+    if not {f"data.{key}" for key in ("class_path", "root", "path", "name")} & changes(source["config"], config).keys():
+        how = f"in another way than for {place}, which may have learned from them (their accuracy would be too high)"
+        say(row("weights", f"{data.place}: {' and '.join(data.cut_splits)} are cut {how}"))
 
 
 def load_weights(module: LightningModule, checkpoint: dict[str, Any], path: Path, *, new_head: bool = False) -> None:

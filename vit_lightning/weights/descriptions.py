@@ -43,7 +43,6 @@ FIELDS: dict[str, set[str]] = {
         *("paper_ids", "notes", "num_features"),
         *("global_pool", "model_args", "pretrained_cfg"),  # where these lie beside the others
     },
-    "config.json": set(),
     "preprocessing": {"image_size", "in_channels", *PREPROCESSING},
 }
 """Fields of what people keep beside weights: transformers' processor and config, timm's config, our own exports.
@@ -217,7 +216,7 @@ def _wrong(kind: str, given: Mapping[str, Any]) -> dict[str, str]:
     def problems() -> Iterator[tuple[str, str]]:
         for name, value in given.items():
             right = VALUES.get(name, ())
-            if name not in FIELDS[kind] and value not in (None, *right):
+            if name not in FIELDS.get(kind, ()) and value not in (None, *right):
                 yield "resize" if name == "crop_mode" else name, _text(kind, name, value, right)
 
     return dict(problems())

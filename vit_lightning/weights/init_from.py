@@ -39,6 +39,8 @@ class FirstWeights(NamedTuple):
     family: str
     adapted: Adapted
     notes: tuple[str, ...]
+    run: Mapping[str, Any]
+    """The checkpoint, where the source is one of ours."""
 
     def sentence(self) -> str:
         return f"from {self.place} ({self.family}): {self.adapted.sentence()}"
@@ -170,7 +172,7 @@ class InitialWeights:
             raise UserError(f"{text} {way_out}") from error
         if match is not None and match.note and any(name.startswith(heads_of(network)) for name in adapted.taken):
             notes += (f"head kept: {match.note}",)
-        return FirstWeights(place, family, adapted, notes)
+        return FirstWeights(place, family, adapted, notes, self.file.checkpoint or {})
 
     def _weights_for(
         self, network: nn.Module
