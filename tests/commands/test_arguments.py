@@ -59,16 +59,12 @@ def test_an_experiment_gets_the_flags_that_the_function_does_not_take():
 
 
 def test_all_mistakes_are_named_at_once():
+    words = ["--to=zip", "--image_sise=4", "--blocks=all", "--to=hf", "--config.a=1", "--config.a=2"]
     with pytest.raises(UserError) as error:
-        read_call("write", write, ["--to=zip", "--image_sise=4", "--blocks=all", "--to=hf"])
+        read_call("write", write, words)
     text = "\n".join(error.value.problems)
     for part in ("SOURCE is missing", "to is given twice (zip and hf)", "did you mean image_size?", "blocks=all must"):
         assert part in text
-    for words, problem in (
-        (["run", "--to=zip"], "to=zip must be one of onnx, hf"),
-        (["run", "--config.a=1", "--config.a=2"], "config.a is given twice"),
-    ):
-        with pytest.raises(UserError, match=problem):
-            read_call("write", write, words)
+    assert "config.a is given twice" in text
     with pytest.raises(UserError, match="b: unexpected argument"):
         read_call("follow", follow, ["a.yaml", "b"])

@@ -15,12 +15,14 @@ from vit_lightning import Digits, UserError, load
 from vit_lightning.cli import main
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
+NAMES = ("dog, wet", "ä cat", "🦊")
+
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """A run on rectangular photographs of three classes, with averaged weights, and such photographs."""
     folder = tmp_path_factory.mktemp("photos")
-    for number, name in enumerate(("cat", "dog", "fox")):
+    for number, name in enumerate(NAMES):
         write_images(folder / "images/train" / name, 20, size=(30, 20), seed=number)
         write_images(folder / "images/test" / name, 3, size=(21, 33), seed=9 + number)
     flags = ["--data=ImageFolder", f"--data.root={folder / 'images'}", "--data.image_size=16"]
@@ -35,9 +37,13 @@ def photos(tmp_path_factory):
     return folder
 
 
-def test_predictions_are_those_of_the_command(photos, in_folder):
-    run, images = photos / "run", photos / "images/test"
+def test_predictions_are_those_of_the_command_and_of_the_same_images_of_the_test(photos, in_folder, capsys):
+    run, images = photos / "run", photos / "away/test"
+    assert main(["predict", f"--ckpt={run}", "--out=split"]) == 0
+    (photos / "images").rename(photos / "away")  # the data need not be there
     assert main(["predict", f"--ckpt={run}", str(images), "--out=out", "--top_k=3"]) == 0
+    assert main(["predict", f"--ckpt={run}"]) == 2  # which is of the data
+    assert "images is not a folder" in capsys.readouterr().err
     torch.manual_seed(3)
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
@@ -46,8 +52,13 @@ def test_predictions_are_those_of_the_command(photos, in_folder):
     found = model.predict(images, top_k=3)
     assert [one.file for one in found] == list(map(str, files))
     assert len({tuple(one.probabilities) for one in found}) == 9
-    rows = csv.DictReader(Path("out/predictions.csv").read_text().splitlines())
-    for one, row in zip(found, rows, strict=True):
+    split, rows = (
+        csv.DictReader(Path(name, "predictions.csv").read_text(encoding="utf-8").splitlines())
+        for name in ("split", "out")
+    )
+    for one, row, tested in zip(found, rows, split, strict=True):
+        assert (tested["prediction"], tested["label"]) == (one.classes[0], Path(one.file).parent.name)
+        assert float(tested["probability"]) == pytest.approx(one.probabilities[0], abs=2e-6)
         assert [row["file"], *(row[f"class_{n}"] for n in (1, 2, 3))] == [one.file, *one.classes]
         assert [float(row[f"probability_{n}"]) for n in (1, 2, 3)] == pytest.approx(one.probabilities, abs=2e-6)
     pictures = [Image.open(file).convert("RGB") for file in files]
@@ -62,12 +73,13 @@ def test_predictions_are_those_of_the_command(photos, in_folder):
     assert not model.network.training
     assert before[0].equal(torch.get_rng_state())
     assert before[1] == random.getstate()
-    assert [path.name for path in in_folder.iterdir()] == ["out"]
+    assert sorted(path.name for path in in_folder.iterdir()) == ["out", "split"]
     averaged = read_checkpoint(run / "checkpoints/best.ckpt")
     state = averaged["state_dict"]
     assert all(torch.equal(value, state[f"network.{name}"]) for name, value in model.network.state_dict().items())
     assert any(not torch.equal(value, state[f"network.{name}"]) for name, value in averaged["ema"]["trained"].items())
-    assert (model.class_names, model.centre_share, model.image_size) == (["cat", "dog", "fox"], 0.75, (16, 16))
+    (photos / "away").rename(photos / "images")
+    assert (model.class_names, model.centre_share, model.image_size) == ([*NAMES], 0.75, (16, 16))
 
 
 def test_tokens_and_features_are_those_of_the_network(trained):
@@ -137,7 +149,7 @@ def test_features_of_the_test_images_of_a_run(photos, in_folder, capsys):
     assert np.array_equal(table["features"], load(photos / "run").embed(table["image"].tolist()).numpy())
     (in_folder / "bad.jpg").write_text("no image")
     flags = ["embed", "--ckpt", str(photos / "run"), "bad.jpg"]
-    assert main([*flags, str(photos / "images/test/cat"), "--out=c.npz"]) == 2
+    assert main([*flags, str(photos / "images/test/ä cat"), "--out=c.npz"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert error[0] == "lightning embed: 1 of 4 images have no features; those of the others are written"
     assert "bad.jpg: damaged image" in error[1]

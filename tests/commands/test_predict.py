@@ -1,6 +1,5 @@
 import csv
 import json
-import shutil
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ import timm
 import torch
 from lightning.pytorch import LightningModule
 from PIL import Image
-from runs import SMALL
 from tensors import randomise, write_images
 from torchvision import models
 
@@ -26,51 +24,24 @@ def read(path: str) -> list[dict[str, str]]:
     return list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
 
 
-def test_images_are_said_to_be_what_the_same_images_of_the_test_are(in_folder, capsys):
-    for number, name in enumerate(("ä cat", "dog, wet", "🦊")):
-        write_images(Path("images/train") / name, 30, size=(30, 20), seed=number)
-        write_images(Path("images/test") / name, 4, size=(21, 33), seed=9 + number)
-    flags = ["--data=ImageFolder", "--data.root=images", "--data.image_size=16", "--data.centre_share=0.75"]
-    flags += ["--data.mean=[0.4, 0.5, 0.6]", "--data.num_workers=0", "--data.batch_size=4", "--optimizer.lr=0.05"]
-    assert main(["fit", *SMALL, *flags, "--out=run"]) == 0
-    assert main(["predict", "--ckpt=run", "--out=split"]) == 0
-    Path("images/test").rename("elsewhere")
-    shutil.rmtree("images")  # the data need not be there
-    assert main(["predict", "--ckpt=run", "--out=named", "elsewhere", "--top_k=3"]) == 0
-    split, named = read("split/predictions.csv"), read("named/predictions.csv")
-    assert len(split) == len(named) == 12
-    assert [row["file"] for row in named] == [str(path) for path in sorted(Path("elsewhere").rglob("*.jpg"))]
-    assert {row["label"] for row in split} == {"ä cat", "dog, wet", "🦊"}
-    for one, other in zip(split, named, strict=True):
-        assert one["prediction"] == other["class_1"]
-        assert float(one["probability"]) == pytest.approx(float(other["probability_1"]), abs=2e-6)
-    sums = [sum(float(row[f"probability_{n}"]) for n in (1, 2, 3)) for row in named]
-    assert sums == pytest.approx([1.0] * 12, abs=1e-5)
-    capsys.readouterr()
-    assert main(["predict", "--ckpt=run"]) == 2  # which is of the data, and that is away
-    assert "data.root=images is not a folder" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
-def digits_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("digits")
-    assert main(["fit", *SMALL, f"--out={folder / 'run'}"]) == 0
+def kinds(tmp_path_factory):
+    """A folder with images of digits of many kinds, of which the ninth is damaged and another one hidden."""
+    folder = tmp_path_factory.mktemp("kinds")
     images = Digits().dataset("test").images[:9, 0].numpy()
-    (folder / "kinds").mkdir()
     modes = {"1.png": "L", "2.png": "RGB", "3.png": "RGBA", "4.gif": "P", "5.tiff": "L", "6.bmp": "L", "7.webp": "RGB"}
     for (name, mode), image in zip(modes.items(), images, strict=False):
         lossless = {"lossless": True} if name.endswith("webp") else {}
-        Image.fromarray(image).convert(mode).save(folder / "kinds" / name, **lossless)
-    Image.fromarray(images[7].astype(np.uint16) * 257).save(folder / "kinds" / "8.png")
-    (folder / "kinds" / "9.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more than this")
-    (folder / "kinds" / ".10.png").write_bytes(b"hidden")
+        Image.fromarray(image).convert(mode).save(folder / name, **lossless)
+    Image.fromarray(images[7].astype(np.uint16) * 257).save(folder / "8.png")
+    (folder / "9.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more than this")
+    (folder / ".10.png").write_bytes(b"hidden")
     return folder
 
 
-def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(digits_run, in_folder, capsys):
-    run, kinds = str(digits_run / "run"), str(digits_run / "kinds")
-    assert main(["predict", f"--ckpt={run}", "--out=split"]) == 0
-    assert main(["predict", "--ckpt", run, kinds, "--out=said"]) == 2
+def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(trained, kinds, in_folder, capsys):
+    assert main(["predict", f"--ckpt={trained[0]}", "--out=split"]) == 0
+    assert main(["predict", f"--ckpt={trained[0]}", str(kinds), "--out=said"]) == 2
     said, split = read("said/predictions.csv"), read("split/predictions.csv")[:8]
     assert [Path(row["file"]).name[0] for row in said] == list("12345678")
     for one, other in zip(split, said, strict=True):
@@ -80,11 +51,7 @@ def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(digits_run, in_fol
     error = capsys.readouterr().err.splitlines()
     assert error[0] == "lightning predict: 1 of 9 images have no prediction; the predictions of the others are written"
     assert "9.jpg: damaged image" in error[1]
-
-
-def test_damage_may_be_all_there_is(digits_run, in_folder, capsys):
-    flags = ["predict", f"--ckpt={digits_run / 'run'}", str(digits_run / "kinds" / "9.jpg")]
-    assert main([*flags, "--out=all"]) == 2
+    assert main(["predict", f"--ckpt={trained[0]}", str(kinds / "9.jpg"), "--out=all"]) == 2
     assert "1 of 1 images have no prediction" in capsys.readouterr().err
 
 

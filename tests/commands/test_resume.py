@@ -7,10 +7,8 @@ import pytest
 import torch
 from runs import SMALL
 
-from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
-from vit_lightning.commands.resume import note_changes, refuse_changes
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 from vit_lightning.storage.metrics import read_metrics
@@ -90,32 +88,6 @@ def test_a_run_is_named_whose_checkpoints_hold_something_else(results, change, c
             seal(file)
     assert main(["fit", "--resume=out"]) == 2
     assert "its contents do not fit together" in capsys.readouterr().err
-
-
-def test_rows_that_are_no_metrics_do_not_end_a_run(results, drawn):
-    Path("out/results.json").unlink()
-    with Path("out/metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "train/loss": [1.0], "val/loss": "low", "val/acc": null}\n')
-    assert main(["fit", "--resume=out"]) == 0
-
-
-def test_a_group_allows_its_keys_and_no_others():
-    changed = {"optimizer.lr": (1, 2), "optimizers": (1, 2), "seed_everything": (0, 1)}
-    with pytest.raises(UserError) as caught:
-        refuse_changes(changed, ["optimizer", "seed_everything"], Path("run"))
-    assert [problem.split("=")[0] for problem in caught.value.problems] == ["optimizers", "seed_everything"]
-
-
-def test_a_config_remembers_what_it_was(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("a: 1\n")
-    path.write_text(note_changes("a: 2\n", path, {"a": (1, 2)}, 5))
-    path.write_text(note_changes("a: 3\n", path, {"a": (2, 3)}, 9))
-    assert path.read_text() == "# a was 1 until step 5\n# a was 2 until step 9\na: 3\n"
-    assert note_changes("a: 4\n", path, {"a": ("3\nb: 4", 4)}, 11).splitlines()[2:] == [
-        "# a was 3 b: 4 until step 11",
-        "a: 4",
-    ]
 
 
 def test_a_run_can_be_trained_in_a_thread_and_its_checkpoint_holds_the_config(in_folder):

@@ -463,6 +463,10 @@ def test_what_differs_unlike_the_plan_is_found_and_not_what_tuning_chose_or_spli
     planned = {"tuning": tuning, "split_varies": True}
     assert unplanned(study).keys() == {"optimizer.weight_decay", "data.split_seed"}
     assert unplanned(study, **planned) == {}
+    assert checks_of(study)["arms are tested on the same images"].ok
+    edit(study, lambda run, config: config["data"].update(root=run.arm))
+    assert checks_of(study)["arms are tested on the same images"].ok is None, "labels alone tell that they are"
+    edit(study, lambda run, config: config["data"].pop("root"))
     edit(study, lambda run, config: config["optimizer"].update(lr=0.004), study.runs[:1])
     assert unplanned(study, **planned)["optimizer.lr"]["cls"] == [0.004, 0.002], "not the same in all runs of an arm"
     named = [run for run in study.runs if run.arm == "mean"]  # by another arm alone
