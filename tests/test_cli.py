@@ -10,9 +10,9 @@ import sys
 
 import pytest
 import yaml
+from harness import in_ranks
 from processes import Running
 from runs import SMALL
-from test_group_signals import in_ranks
 
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.commands.console import say

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import random
+import signal
+import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import processes
+import pytest
 import torch
+import warm_rank
 from runs import logged_rows
 
 HERE = Path(__file__).parent
@@ -65,6 +69,42 @@ def fit(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
 
 def resume(folder: Path, *flags: str, fault: str = "", **environment: str) -> int:
     return command(folder, "fit", "--resume=run", *flags, fault=fault, **environment)
+
+
+def in_group(*arguments: str) -> None:
+    """Runs the command as the first of a process group, which starts the second rank."""
+    os.setsid()
+    processes.command(*arguments)
+
+
+def in_ranks(*arguments: str) -> None:
+    """The same, with a second rank that has imported everything."""
+    os.setsid()
+    warm_rank.prepare(*arguments)
+    processes.command(*arguments)
+
+
+def setting(workers: int, ranks: int) -> tuple[str, ...]:
+    flags = ("--checkpoint.every_n_steps=null", f"--data.num_workers={workers}")
+    if ranks == 1:
+        return flags
+    return (*flags, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=81")
+
+
+def begin(folder: Path, *flags: str, fault: str = "", call: Callable[..., None] | None = None) -> BaseProcess:
+    arguments = (*flags,) if flags[0] == "fit" else ("fit", *FLAGS, *flags)
+    call = call or (in_ranks if "--trainer.devices=2" in flags else in_group)
+    return start(folder, *arguments, fault=fault, call=call, PYTHONPATH=os.pathsep.join(sys.path))
+
+
+def ended(process: BaseProcess, seconds: float) -> int:
+    """The exit code as a shell has it."""
+    process.join(seconds)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        pytest.fail(f"it has not ended in {seconds} s")
+    return 128 - process.exitcode if process.exitcode < 0 else process.exitcode
 
 
 def punish(folder: Path, *flags: str, seed: int, kills: int, apart: tuple[float, float]) -> int:

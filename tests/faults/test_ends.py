@@ -1,20 +1,23 @@
-"""Rows 8 to 12 of the fault plan: how a run ends that waits for a step, a rank, a worker or a callback."""
+"""Rows 2 and 8 to 12 of the fault plan: how a run ends after signals, and where it waits for what hangs."""
 
 import contextlib
 import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import harness
 import pytest
-from test_group_signals import CODES, LAST, begin, ended, go_on, in_group, in_ranks, is_whole, setting, wholes  # noqa: F401
+from harness import begin, ended, in_group, in_ranks, setting
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
+from vit_lightning.storage.metrics import read_results
 
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 138}
+LAST = "run/checkpoints/last.ckpt"
 SLOW = "0:*:batch_start:SLEEP,0:*:val:SLEEP"
 SECONDS = 4.0
 """Of the watchdog."""
@@ -59,20 +62,50 @@ def nothing_is_left(folder: Path, seconds: float = 30.0) -> None:
     wait_for("a process is left", lambda: not harness.orphans(folder), seconds)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("number", "again"), [*((signal.SIGINT, again) for again in range(CASES)), *((signal.SIGTERM, n) for n in range(3))]
-)
-def test_row_08_a_slow_step_has_its_checkpoint(tmp_path, wholes, number, again):  # noqa: F811
-    flags = setting(workers=0, ranks=1)
-    process = begin(tmp_path, *flags, fault=f"0:11:forward:SLOW_{number.name[3:]}")
-    assert ended(process, 60) == CODES[number]
-    is_whole(tmp_path, CODES[number])
-    assert read_checkpoint(tmp_path / LAST)["global_step"] == 12
-    go_on(tmp_path, wholes(flags)[0], flags)
+def is_whole(folder: Path, code: int) -> None:
+    """Checks what a signal has left: no process, no partial file, no traceback, a checkpoint of the last step."""
+    nothing_is_left(folder, 5.0)
+    said = harness.log(folder)
+    assert "Traceback" not in said, said
+    assert not [*folder.glob("run/.*.part"), *folder.glob("run/checkpoints/.*")]
+    witness = folder / "witness0.jsonl"
+    trained = len(witness.read_text().splitlines()) if witness.exists() else 0
+    assert (folder / LAST).exists() == (trained > 0), said
+    if trained:
+        assert read_checkpoint(folder / LAST)["global_step"] == trained
+    silent = code == 0 or read_results(folder / "run") or not (folder / "run").exists()
+    assert said.count("stopped") == 1 or silent, said
 
 
-POINTS = ("0:setup", "0:sanity", "11:batch_start", "16:val", "16:ckpt_write", "32:test")
+def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> None:
+    """Checks that the run resumes, unless it has finished, and ends as the one that nothing stopped."""
+    if read_results(folder / "run"):
+        assert not harness.differences(whole, harness.outcome(folder))
+        return
+    resumes = (folder / "run/config.yaml").exists()
+    call = in_ranks if "--trainer.devices=2" in flags else in_group
+    process = begin(folder, *(("fit", "--resume=run", "--watchdog_minutes=30") if resumes else flags), call=call)
+    assert ended(process, 120) == 0, harness.log(folder)
+    assert not harness.differences(whole, harness.outcome(folder))
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory, finished, whole):
+    """What each setting leads to when nothing stops it, and its seconds; workers and saves change none of it."""
+    seconds = read_results(finished / "run")["seconds"] + 1.0
+    known = {setting(workers, ranks=1): (whole, seconds) for workers in (0, 2)}
+
+    def outcome(flags: tuple[str, ...]) -> tuple[dict[str, object], float]:
+        if flags not in known:
+            folder, started = tmp_path_factory.mktemp("whole"), time.monotonic()
+            assert ended(begin(folder, *flags), 120) == 0, harness.log(folder)
+            seconds = time.monotonic() - started
+            known[flags] = harness.outcome(folder), seconds
+        return known[flags]
+
+    return outcome
+
+
 WHO = ("group", "rank 0", "rank 1")
 LIMIT = 30.0
 """Seconds from a fault on in which a run has ended."""
@@ -87,34 +120,65 @@ def ended_after_fault(process: BaseProcess, folder: Path) -> int:
     return code
 
 
-def faults(point: str, number: signal.Signals, who: str) -> str:
-    name = number.name[3:]
-    if (point, who) == ("16:ckpt_write", "rank 1"):  # rank 0 alone writes, and so knows when
-        return f"0:{point}:RANK1_{name}"
-    return f"{int(who == 'rank 1')}:{point}:{'GROUP_' if who == 'group' else ''}{name}"
+def signals() -> Iterator[tuple[str, int, int, int]]:
+    """Yields faults, workers, ranks, and which time it is: of a rank with workers or in a slow step, and of two."""
+    for again in range(3):
+        for n, point in enumerate(("0:setup", "0:sanity", "12:batch_start", "16:val", "24:epoch_end", "32:test")):
+            yield f"0:{point}:GROUP_{('TERM', 'INT', 'USR1')[(n + again) % 3]}", 2, 1, again
+        yield "0:11:forward:SLOW_TERM", 0, 1, again
+        for n, point in enumerate(("0:setup", "0:sanity", "11:batch_start", "16:val", "16:ckpt_write", "32:test")):
+            for k, who in enumerate(WHO):
+                name = ("TERM", "INT", "USR1")[(n + k + again) % 3]
+                if (point, who) == ("16:ckpt_write", "rank 1"):  # rank 0 alone writes, and so knows when
+                    yield f"0:{point}:RANK1_{name}", 0, 2, again
+                else:
+                    yield f"{int(who == 'rank 1')}:{point}:{'GROUP_' if who == 'group' else ''}{name}", 0, 2, again
+    for again in range(CASES):
+        yield "0:11:forward:SLOW_INT", 0, 1, again
+        yield "1:0:setup:TERM", 0, 2, 3 + again
+
+
+@pytest.mark.parametrize(
+    ("fault", "workers", "ranks", "again"),
+    [("0:16:val:GROUP_TERM", 2, 1, 3), *(pytest.param(*case, marks=pytest.mark.full) for case in signals())],
+)
+def test_row_08_09_a_signal_at_a_point_of_a_run(tmp_path, wholes, fault, workers, ranks, again):
+    flags, code = setting(workers, ranks), CODES[getattr(signal, f"SIG{fault.split(':')[-1].split('_')[-1]}")]
+    process = begin(tmp_path, *flags, fault=fault)
+    assert ended_after_fault(process, tmp_path) == code, harness.log(tmp_path)
+    nothing_is_left(tmp_path, 30.0 if ranks == 2 else 5.0)
+    is_whole(tmp_path, code)
+    go_on(tmp_path, wholes(flags)[0], flags)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("point", "number", "who", "again"),
-    [
-        pytest.param(point, list(CODES)[(n + k + again) % 3], who, again, id=f"{point}-{who}-{again}")
-        for n, point in enumerate(POINTS)
-        for k, who in enumerate(WHO)
-        for again in range(3)
-    ]
-    + [
-        pytest.param("0:setup", signal.SIGTERM, "rank 1", again, id=f"0:setup-rank 1-SIGTERM-{again}")
-        for again in range(CASES)
-    ],
-)
-def test_row_09_a_signal_at_each_point_of_two_ranks(tmp_path, wholes, point, number, who, again):  # noqa: F811
-    flags = setting(workers=0, ranks=2)
-    process = begin(tmp_path, *flags, fault=faults(point, number, who))
-    assert ended_after_fault(process, tmp_path) == CODES[number], harness.log(tmp_path)
-    nothing_is_left(tmp_path)
-    is_whole(tmp_path, CODES[number])
-    go_on(tmp_path, wholes(flags)[0], flags)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_row_09_twenty_signals_to_the_group_at_random_moments(tmp_path, wholes, workers, ranks):
+    flags = setting(workers, ranks)
+    whole, seconds = wholes(flags)
+    draw, slowest, count, tried, finished = random.Random(10 * workers + ranks), 0.0, 0, 0, 0
+    while count < 20:
+        number, folder = list(CODES)[count % 3], tmp_path / str(tried)
+        tried += 1
+        process = begin(folder, *flags, fault="0:*:batch_start:SLEEP,0:*:val:SLEEP")
+        while os.getpgid(process.pid) != process.pid:
+            time.sleep(0.001)
+        process.join(draw.uniform(0.0, seconds))
+        if process.exitcode is not None:  # it had ended before
+            continue
+        os.killpg(process.pid, number)
+        signalled = time.monotonic()
+        code = ended(process, 15)
+        slowest = max(slowest, time.monotonic() - signalled)
+        has_finished = bool(read_results(folder / "run"))  # and was about to end
+        assert code == CODES[number] or (code == 0 and has_finished), harness.log(folder)
+        finished += has_finished
+        is_whole(folder, code)
+        go_on(folder, whole, flags)
+        count += 1
+    last = f"{finished} of them to a finished run"
+    print(f"{workers} workers, {ranks} ranks: {count} signals, {last}, the slowest end took {slowest:.1f} s")
 
 
 @pytest.mark.full
@@ -145,7 +209,7 @@ def test_row_09_a_signal_in_start_up(tmp_path, number, seconds, who):
     ("rank", "point"),
     [(rank, point) for rank in (0, 1) for point in ("0:setup", "11:batch_start", "16:val")] + [(0, "8:ckpt_write")],
 )
-def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):  # noqa: F811
+def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):
     flags = setting(workers=0, ranks=2)
     process = begin(tmp_path, *flags, fault=f"{rank}:{point}:KILL")
     assert ended_after_fault(process, tmp_path) == (137 if rank == 0 else 1)
@@ -220,7 +284,7 @@ def hangs(folder: Path, what: str, *more: str) -> tuple[BaseProcess, tuple[str, 
         if number is None or "lock" not in what  # in which no thread of Python runs
     ],
 )
-def test_row_11_12_what_hangs_ends_by_itself_or_at_a_second_signal(tmp_path, wholes, what, number):  # noqa: F811
+def test_row_11_12_what_hangs_ends_by_itself_or_at_a_second_signal(tmp_path, wholes, what, number):
     process, flags = hangs(tmp_path, what, *((WATCHED,) if number is None else ()))
     since = time.monotonic()
     if number is not None:

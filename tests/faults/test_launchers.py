@@ -11,8 +11,8 @@ from pathlib import Path
 
 import harness
 import pytest
+from harness import begin, ended, setting
 from runs import REPOSITORY
-from test_group_signals import begin, ended, setting
 
 from vit_lightning.commands.resume import RESUMED
 from vit_lightning.storage.metrics import read_results

@@ -6,10 +6,10 @@ from pathlib import Path
 import harness
 import numpy as np
 import pytest
+from harness import begin, ended, setting
 from runs import logged_rows
 from tensors import write_images
 from test_files import finite
-from test_group_signals import begin, ended, setting
 
 RANKS = ("--trainer.devices=2", "--trainer.strategy=ddp")
 PLAIN = [
