@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,30 +67,10 @@ def make_study(
             state = "failed" if cause else "done"
             runs.append(Run(arm, seed, name, state, cause, results))
     runs.sort(key=lambda run: (list(arms).index(run.arm), run.seed))
-    compare = Compare(
-        **{
-            "metric": "test/acc",
-            "smallest_effect": 0.005,
-            "max_seeds": max_seeds or seeds,
-            "arms": arms_compared,
-            **rules,
-        }
-    )
-    return Study(
-        name="pooling",
-        question="What should go to the head, the class token or the mean of the patches?",
-        folder=folder,
-        config="experiments/digits_short.yaml",
-        metric="val/acc",
-        goal="maximize",
-        compare=compare,
-        baseline=next(iter(arms)),
-        arms=dict(arms),
-        seeds=list(range(compare.max_seeds)),
-        split_varies=False,
-        runs=runs,
-        factors=dict(factors or {}),
-    )
+    made = bare_study({arm: [] for arm in arms}, max_seeds=max_seeds or seeds, arms=arms_compared, **rules)
+    question = "What should go to the head, the class token or the mean of the patches?"
+    made = replace(made, question=question, folder=folder, config="experiments/digits_short.yaml", runs=runs)
+    return replace(made, arms=dict(arms), factors=dict(factors or {}))
 
 
 def bare_study(
@@ -109,7 +90,7 @@ def bare_study(
         for seed, value in enumerate(values)
     ]
     return Study(
-        **{"name": "pooling", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/loss"},
+        **{"name": "pooling", "question": "", "folder": Path("nowhere"), "config": "c.yaml", "metric": "val/acc"},
         **{"goal": "maximize", "compare": compare, "baseline": next(iter(results)), "split_varies": False},
         **{"arms": {arm: {} for arm in results}, "seeds": list(range(compare.max_seeds)), "runs": runs},
     )

@@ -1,11 +1,26 @@
-"""What ``experiments/benchmarks/gpu_counts.py`` counts."""
+"""Scripts of ``experiments/benchmarks``: what they count, time and keep."""
 
+import collections
+import math
 import os
 import subprocess
 import sys
+from functools import partial
 
+import gpu
+import gpu_trainings
+import pytest
+import throughput
+import torch
+import yaml
+from measuring import Rounds, combined, median, paired_rounds
 from runs import REPOSITORY
+from tensors import write_images
 
+from vit_lightning.config.experiment import make_data
+from vit_lightning.training.fast_paths import FastViT
+
+BENCHMARKS = REPOSITORY / "experiments" / "benchmarks"
 MOST_LAUNCHES = {
     "AutoAugment": (134,),
     "RandAugment": (140,),
@@ -21,8 +36,7 @@ MOST_LAUNCHES = {
 
 def test_no_step_waits_for_a_gpu_and_launches_do_not_grow():
     """In a process of its own, where torch takes tensors for those of a GPU."""
-    script = REPOSITORY / "experiments" / "benchmarks" / "gpu_counts.py"
-    command = [sys.executable, script, "--small", "--images=4", "--only", *MOST_LAUNCHES]
+    command = [sys.executable, BENCHMARKS / "gpu_counts.py", "--small", "--images=4", "--only", *MOST_LAUNCHES]
     said = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ).stdout
@@ -32,3 +46,120 @@ def test_no_step_waits_for_a_gpu_and_launches_do_not_grow():
     assert not {name: crossings for name, (crossings, *_) in counted.items() if crossings}
     for name, (_, *launches) in counted.items():
         assert all(map(int.__le__, launches, MOST_LAUNCHES[name])), name
+
+
+def test_a_step_has_the_operations_that_torch_counts(monkeypatch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shape = throughput.SHAPES["tiny"]
+    peer = throughput.TorchEncoder(shape)
+    for layer in peer.encoder.layers:  # its products of queries and keys are counted in no other form
+        layer.self_attn.forward = lambda x, *_, attention=layer.self_attn, **__: (explicit(attention, x), None)
+    images, labels = torch.randn(4, 3, 8, 8), torch.randint(10, (4,))
+    step, _ = throughput.make_step(peer, images, labels, mode="training", dtype=torch.float32, compiled=False)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    assert counter.get_total_flops() == throughput.step_flops(shape, "training")
+    fewer = throughput.step_flops(shape, "inference") - 4 * throughput.left_out_flops(throughput.ours(shape), images)
+    network = throughput.ours(shape).double()  # for which attention is torch's
+    monkeypatch.setattr(FastViT, "reads_class_token_alone", lambda *_: True)  # despite the counter's hooks
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.inference_mode():
+        network(images.double())
+    assert counter.get_total_flops() == fewer
+
+
+def explicit(attention: torch.nn.MultiheadAttention, tokens: torch.Tensor) -> torch.Tensor:
+    projected = torch.nn.functional.linear(tokens, attention.in_proj_weight, attention.in_proj_bias)
+    queries, keys, values = projected.unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    weights = (queries @ keys.transpose(-1, -2)).softmax(dim=-1)
+    return attention.out_proj((weights @ values).transpose(1, 2).flatten(2))
+
+
+def test_all_are_called_in_each_round_in_an_order_drawn_anew():
+    called: list[str] = []
+    steps = {name: lambda name=name: called.append(name) for name in "abc"}
+    waited: list[int] = []
+    result = paired_rounds(steps, 20, warmup=1, calls=2, synchronize=lambda: waited.append(len(called)))
+    assert called[:3] == ["a", "b", "c"]
+    groups = [called[3 + 6 * number :][:6] for number in range(20)]
+    assert all(collections.Counter(group) == dict.fromkeys("abc", 2) for group in groups)
+    assert len({tuple(group) for group in groups}) > 3
+    assert {name: len(seconds) for name, seconds in result.seconds.items()} == dict.fromkeys("abc", 20)
+    assert waited == [3, *range(5, 124, 2)], "waits after the warm-up and after each that is timed"
+    assert len(paired_rounds(steps, 20, limit_s=0.0).seconds["a"]) == 3
+    assert len(paired_rounds(steps, 20, limit_s=0.0, least=12).seconds["a"]) == 12
+
+
+def test_a_ratio_above_1_means_that_the_first_is_faster():
+    result = Rounds({"ours": [1.0, 2.0, 4.0, 1.0], "theirs": [2.0, 4.0, 8.0, 8.0]})
+    assert result.ratios("ours", "theirs") == [2.0, 2.0, 2.0, 8.0]
+    median, low, high = result.ratio("ours", "theirs")
+    assert (median, low) == pytest.approx((2.0, 2.0))
+    assert 2.0 <= high <= 8.0
+    assert str(Rounds({"a": [2.0], "b": [1.0]}).ratio("a", "b")) == "0.500 (0.500 to 0.500)"
+    assert result.fastest(["theirs", "ours"]) == "ours"
+    assert result.median("theirs") == 6.0
+
+
+def test_the_intervals_cover_the_truth():
+    draw = torch.Generator().manual_seed(0)
+    hits = 0
+    for _ in range(100):
+        noisy = [(math.log(ratio) + 0.2 * torch.randn(30, generator=draw)).exp().tolist() for ratio in (0.5, 1.0, 4.0)]
+        middle, low, high = combined([median(values, draws=200) for values in noisy])
+        assert low < middle < high
+        hits += low <= 2.0 ** (1 / 3) <= high
+    assert 86 <= hits <= 100
+
+
+class Ablate:
+    """``lightning ablate`` that ends at once, told to end, or since it refuses the plan."""
+
+    returncode = 143
+
+    def __init__(self, command, **_):
+        pass
+
+    def wait(self, seconds):
+        pass
+
+
+def test_a_study_with_another_config_does_not_take_the_runs_of_the_plan_for_its_own(tmp_path, monkeypatch):
+    place = gpu.Place(torch.device("cpu"), True, tmp_path, 0.0, tmp_path, tmp_path)
+    study = partial(gpu_trainings.study, place, "pretraining_1", 1, {}, "cifar10_mae_36_finetune", "cifar10_mae_36")
+    assert (gpu.EXPERIMENTS / "ablations/pretraining_1/runs.tar.xz").is_file()
+    monkeypatch.setattr(subprocess, "Popen", Ablate)
+    (tmp_path / "pretraining_1.log").write_text("stopped by SIGTERM")
+    with pytest.raises(gpu.Unfinished, match=r"^0 runs have ended; stopped by SIGTERM"):
+        study()
+    monkeypatch.setattr(Ablate, "returncode", 2)  # no later call goes on with a refused plan
+    with pytest.raises(RuntimeError, match="stopped by SIGTERM"):
+        study()
+
+
+def test_a_search_sees_no_test_image(tmp_path, monkeypatch):
+    for split, name in (("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog")):
+        write_images(tmp_path / "set" / split / name, 10)
+    place = gpu.Place(torch.device("cpu"), True, tmp_path / "runs", 0.0, tmp_path / "set", tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", Ablate)
+    with pytest.raises(gpu.Unfinished):
+        gpu_trainings.study(place, "cifar10_95", 1, {}, tests=False)
+    data = make_data(yaml.safe_load((place.runs / "data.yaml").read_text()))
+    assert data.cut_splits == ("val", "test")
+    assert sum(map(data.image_count, ("train", "val", "test"))) == 20
+
+
+@pytest.mark.full
+def test_all_of_it_at_a_small_size(tmp_path):
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "gpu.py"),
+        "--device=cpu",
+        "--small",
+        "--minutes=25",
+        f"--runs={tmp_path}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {file.name for file in (tmp_path / "trial").glob("*.json")} == {item.file for item in gpu.ITEMS}

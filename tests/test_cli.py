@@ -28,27 +28,6 @@ def test_three_names_are_one_program(installed, program):
         assert command.summary in result.stdout
 
 
-def test_a_command_says_that_it_loads_torch_before_it_does(monkeypatch, capsys):
-    line = "loading torch and Lightning ..."
-
-    def said(*arguments: str) -> tuple[str, str]:
-        main([*arguments])
-        return capsys.readouterr()[:]
-
-    for command in COMMANDS.values():
-        command.load()
-    assert line not in "".join(said("fit")), "it is loaded already"
-    monkeypatch.delitem(sys.modules, "lightning.pytorch")
-    out, err = said("fit")
-    assert out == f"{line}\n"
-    assert err.startswith("lightning fit: give a config")
-    assert said("ablate")[0] == f"{line}\n"
-    for words in (["test"], ["configs", "digits"], ["fit", "--print_config"], ["ablate", "--help"]):
-        assert line not in "".join(said(*words))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert line not in "".join(said("fit"))
-
-
 def test_the_version_is_the_package_s(capsys):
     import vit_lightning
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -18,29 +17,19 @@ from vit_lightning.errors import Diverged
 from vit_lightning.signals import APART, ended_by_signals, noted
 
 
-def wait_for_another_rank(is_training: bool) -> None:
+def wait_for_another_rank() -> None:
     """Waits in C++, as in a collective, where no handler of Python's runs."""
     signals.LIMIT = 1.0
     with ended_by_signals(for_good=True):
-        if is_training:
-            signals._noting = True  # as between the two ends of ``noted``
         Path("began").touch()
         torch.distributed.TCPStore("127.0.0.1", 0, world_size=2, is_master=True)
 
 
-def test_a_second_signal_ends_a_training_that_waits_in_a_collective(tmp_path):
-    waiting = begin(tmp_path, wait_for_another_rank, True)
-    for pause in (2.0 * APART, 0.0):  # a first one has all the time of its step
-        assert waiting._process.exitcode is None
-        os.kill(waiting._process.pid, signal.SIGUSR1)
-        time.sleep(pause)
-    assert ended(waiting, signal.SIGUSR1)
-
-
 def test_a_first_signal_ends_any_other_command_that_waits(tmp_path):
-    waiting = begin(tmp_path, wait_for_another_rank, False)
+    waiting = begin(tmp_path, wait_for_another_rank)
     os.kill(waiting._process.pid, signal.SIGTERM)
-    assert ended(waiting, signal.SIGTERM)
+    result = waiting.finish(10.0)
+    assert (result.returncode, result.stderr) == (143, "lightning: stopped by SIGTERM\n")
 
 
 def print_to_nobody() -> None:
@@ -71,12 +60,6 @@ def begin(folder: Path, function: Callable[..., None], *arguments: object) -> Ru
         time.sleep(0.02)
     time.sleep(0.2)
     return running
-
-
-def ended(running: Running, number: int) -> bool:
-    result: subprocess.CompletedProcess[str] = running.finish(10.0)
-    assert result.stderr == f"lightning: stopped by {signal.Signals(number).name}\n"
-    return result.returncode == 128 + number
 
 
 def test_a_second_ctrl_c_interrupts_the_step(monkeypatch):
@@ -114,17 +97,27 @@ def lose_a_worker() -> None:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated")
 
 
+def read_image() -> None:
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except:  # noqa: E722
+        raise ValueError("cannot read it")  # noqa: B904
+
+
+def fail_in_code_of_the_user() -> None:
+    with ended_by_signals():
+        try:
+            read_image()
+        except ValueError as fault:
+            raise OwnFault("ValueError: cannot read it") from fault
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_training_does_not_begin_after_a_signal_that_python_has_lost():
+@pytest.mark.parametrize(("ends", "code"), [(begin_late, 143), (lose_a_worker, 138), (fail_in_code_of_the_user, 143)])
+def test_whatever_python_workers_or_code_of_the_user_make_of_a_signal_is_that_signal(ends, code):
     with pytest.raises(SystemExit) as ended:
-        begin_late()
-    assert ended.value.code == 143
-
-
-def test_what_another_process_makes_of_a_signal_is_that_signal():
-    with pytest.raises(SystemExit) as ended:
-        lose_a_worker()
-    assert ended.value.code == 138
+        ends()
+    assert ended.value.code == code
 
 
 def fail_after_a_signal(fault: Exception) -> None:
@@ -137,24 +130,3 @@ def fail_after_a_signal(fault: Exception) -> None:
 def test_a_fault_of_the_step_after_a_signal_is_that_fault(fault):
     with pytest.raises(type(fault), match=str(fault)):
         fail_after_a_signal(fault)
-
-
-def read_image() -> None:
-    try:
-        signal.raise_signal(signal.SIGTERM)
-    except:  # noqa: E722
-        raise ValueError("cannot read it")  # noqa: B904
-
-
-def fail_by_a_signal() -> None:
-    with ended_by_signals():
-        try:
-            read_image()
-        except ValueError as fault:
-            raise OwnFault("ValueError: cannot read it") from fault
-
-
-def test_what_code_of_the_user_s_makes_of_a_signal_is_that_signal():
-    with pytest.raises(SystemExit) as ended:
-        fail_by_a_signal()
-    assert ended.value.code == 143

@@ -72,25 +72,27 @@ def assert_delivered(rows: Iterable[dict[str, Any]], folder: Path) -> None:
             assert sent[step][name] == pytest.approx(float(value)), name
 
 
+ENDS = {
+    "bad": (Diverged("loss is nan"), False),
+    "lost": (OSError("gone api_key=KEY"), False),
+    "cut": (SystemExit(143), False),
+    "queued": (SystemExit(138), False),
+    "stopped": (SystemExit(143), True),
+    "again": (SystemExit(138), True),
+}
+"""How runs end, and whether they are an agent's, which has stopped those with SIGTERM."""
+
+
 def end_runs() -> None:
-    """Ends runs in four ways, and as an agent's those that a cluster or the agent has stopped."""
-    for name, fault in (("bad", Diverged("loss is nan")), ("lost", OSError("gone api_key=KEY"))):
-        end_run(name, fault)
-    for name, code in (("cut", 143), ("queued", 138)):
-        end_run(name, SystemExit(code))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_SWEEP_ID", "sweep1")
-        patch.setenv("WANDB_DATA_DIR", "given")
-        for name, code in (("stopped", 143), ("again", 138)):  # the first one by the agent
-            patch.setenv("WANDB_RUN_ID", name)
-            end_run(name, SystemExit(code))
-        assert os.environ["WANDB_DATA_DIR"] == "given"
-
-
-def end_run(name: str, fault: BaseException) -> None:
-    Path(name).mkdir()
-    run = RunLogger(Path(name), name, WandbConfig(mode="offline"), {})
-    staged = os.environ.get("WANDB_DATA_DIR", str(Path(name).resolve() / "wandb"))
-    run.start()
-    assert os.environ["WANDB_DATA_DIR"] == staged
-    run.finish(1, fault)
+    for name, (fault, of_agent) in ENDS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if of_agent:
+                for key, value in {"SWEEP_ID": "sweep1", "RUN_ID": name, "DATA_DIR": "given"}.items():
+                    patch.setenv(f"WANDB_{key}", value)
+            Path(name).mkdir()
+            run = RunLogger(Path(name), name, WandbConfig(mode="offline"), {})
+            run.start()
+            staged = "given" if of_agent else str(Path(name).resolve() / "wandb")
+            assert os.environ["WANDB_DATA_DIR"] == staged
+            run.finish(1, fault)
+            assert os.environ.get("WANDB_DATA_DIR", staged) == staged

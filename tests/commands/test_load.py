@@ -154,10 +154,3 @@ def test_features_of_the_test_images_of_a_run(photos, in_folder, capsys):
     assert error[0] == "lightning embed: 1 of 4 images have no features; those of the others are written"
     assert "bad.jpg: damaged image" in error[1]
     assert len(np.load("c.npz")["image"]) == 3
-
-
-@pytest.mark.parametrize(("split", "count"), [("train", 1294), ("val", 143), ("test", 360)])
-def test_images_of_each_split_of_a_run_have_features(split, count, trained, in_folder):
-    assert main(["embed", f"--ckpt={trained[0]}", f"--split={split}", "--out=a.npz"]) == 0
-    with np.load("a.npz") as table:
-        assert len(set(table["image"].tolist())) == len(table["label"]) == count

@@ -90,9 +90,10 @@ def test_all_parts_together_are_killed_and_resumed_from_the_copies(lightning, pr
     assert copies == ["parts.py", "pieces/late.py", "pieces/mixing.py"]
     assert (tmp_path / "killed" / "parts.py").read_text() == PARTS
     (project / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens\n")
+    (project / "pieces" / "late.py").write_text("WEIGHT = 0.4\n")  # which the run has imported in its first step
     refused = lightning(*flags, "--out=killed", "--resume=auto")
     assert refused.returncode == 2
-    assert "pieces/mixing.py has changed" in refused.stderr
+    assert all(f"pieces/{name}.py has changed" in refused.stderr for name in ("mixing", "late"))
     assert "--allow-config-change pieces/mixing.py" in refused.stderr
     project.rename(tmp_path / "gone")
     resumed = lightning("fit", "--resume=killed")

@@ -47,6 +47,7 @@ COMMANDS = {
     "fit digits.yaml --trust=yes": "trust=yes must be true or false",
     "fit digits.yaml --help.lost": "help.lost: there is no such group",
     "fit digits.yaml --out=run": "out=run is there already and not empty",
+    "fit digits.yaml --out=digits.yaml/run": "out=digits.yaml/run cannot be made",
     "fit digits.yaml --trainer.limit_val_batches=1.5": "limit_val_batches",
     "fit digits.yaml --trainer.max_time=soon": "max_time",
     "fit digits.yaml --trainer.enable_checkpointing=false": "a run keeps checkpoints, from which it is resumed (leave",

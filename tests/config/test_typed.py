@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from vit_lightning import MSSA, MultiHeadAttention, UserError
+from vit_lightning import MSSA, UserError
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import Part, Place, Reader
 
@@ -92,27 +92,6 @@ def test_a_wrong_value_is_named_with_its_key_and_its_type(kind, given, problem):
     reader.value(kind, given, "a.b")
     assert len(reader.problems) == 1
     assert reader.problems[0].startswith(problem)
-
-
-def test_all_problems_of_all_classes_are_told_and_the_rest_is_still_read():
-    given = {
-        "dept": 3,
-        "pool": 3,
-        "attention": {"qkvbias": True, "dropout": "x"},
-        "norm": {"class_path": "No"},
-        "depth": "2",
-    }
-    reader = Reader()
-    part = reader.part(Place(nn.Module), {"class_path": "ViT", **given}, "model")
-    assert [text.split("=")[0] for text in reader.problems] == [
-        "model.dept",
-        "model.pool",
-        "model.norm.class_path",
-        "model.attention.qkvbias",
-        "model.attention.dropout",
-    ]
-    assert part.arguments["depth"] == 2
-    assert part.arguments["attention"].target is MultiHeadAttention
 
 
 def test_a_factory_has_the_options_that_nobody_gives_it():

@@ -6,8 +6,8 @@ place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone),
 signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one from rank 0 to rank 1
 (RANK1_TERM and so on), one in the middle of a write (LATE_TERM and so on: training has gone on, and the file is
 complete only when it is waited for), one in a step of ten seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG,
-LOCK (holds Python's lock for ever); FILL (fills the disk), FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes)
-and FREE stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. The file ``fault`` has the time. A run
+LOCK (holds Python's lock for ever); FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE
+stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. The file ``fault`` has the time. A run
 that torchrun or SLURM has started again has no faults.
 """
 
@@ -100,10 +100,6 @@ class Fault(Callback):
             for weight in self.module.parameters():
                 if weight.grad is not None:
                     weight.grad.fill_(GRADIENTS[kind])
-        elif kind == "FILL":
-            with contextlib.suppress(OSError), Path("fill").open("wb", buffering=0) as file:
-                while file.write(bytes(512)):
-                    pass
         elif kind == "LOSE":
             (self.folder / "checkpoints/best.ckpt").unlink()
         elif kind == "MOVE":

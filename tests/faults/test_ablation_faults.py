@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import yaml
 from fake_runs import pretend
+from runs import example
 
 from vit_lightning.ablation import ledger as ledgers
 from vit_lightning.ablation import timing
@@ -261,6 +262,23 @@ def test_a_run_that_its_watchdog_ends_is_tried_again(in_arms):
     stacks = (folder / "hang-rank0.txt").read_text()
     assert stacks.count("Timeout (") == 2
     assert "ablation_arms.py" in stacks
+
+
+@pytest.mark.full
+def test_parts_beside_the_plan_are_arms(tmp_path):
+    own = {"attention": {"model.attention": "beside_the_plan.Twice"}, "loss": {"loss": "parts.focal"}}
+    write_plan(tmp_path, {"ours": {}, **own, "pool": {"model.pool": "parts.Top"}})
+    (tmp_path / "parts.py").write_text(example("all parts"))
+    (tmp_path / "beside_the_plan.py").write_text("from parts import Mixer\n\n\nclass Twice(Mixer):\n    pass\n")
+    process = harness.start(tmp_path, "plan.yaml", "out", *(f"{arm}-seed0" for arm in (*own, "pool")), call=pretend)
+    process.join(300)
+    assert process.exitcode == 0, harness.log(tmp_path)[-3000:]
+    complete(tmp_path, "out")
+    assert [run.state for run in read_study(tmp_path / "out").runs] == ["done"] * 6 * 4
+    assert len([*(tmp_path / "out/runs").rglob("parts.py")]) == 3
+    (tmp_path / "parts.py").write_text(f"{example('all parts')}# changed\n")
+    harness.command(tmp_path, *command("out"))
+    assert "file parts.py was" in harness.log(tmp_path)
 
 
 def test_a_run_whose_last_process_still_lives_is_waited_for(in_arms, capsys):

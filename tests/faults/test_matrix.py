@@ -1,5 +1,7 @@
 """Row 4 of the fault plan: each part that a config can name, alone, in a run that is killed and one that is not.
 
+Those of the guide's one file stand beside a config in another folder, which is away when the run goes on.
+
 What is public, or one of the words of an option, is listed here or does not train: the first test finds what is new.
 """
 
@@ -11,7 +13,8 @@ import harness
 import pytest
 import yaml
 from PIL import Image
-from runs import REPOSITORY
+from runs import REPOSITORY, example
+from tensors import write_parquet
 
 import vit_lightning
 from vit_lightning.models.heads import POOLS
@@ -40,7 +43,30 @@ def in_list(option: str, *names: str, **arguments: Any) -> dict[str, tuple[str, 
     return {name: (f"--{option}={value.strip()}",) for name, value in values.items()}
 
 
+NETWORK = """
+
+class Mlp(nn.Sequential):
+    def __init__(self, num_classes, image_size=8, width=32):
+        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, num_classes))
+"""
+OWN = {
+    "block": ("--model.block={class_path: parts.Block, scale: 0.7}",),
+    "attention": ("--model.attention=parts.Mixer",),
+    "feed-forward": ("--model.feed_forward=parts.Wide",),
+    "pool": ("--model.pool=parts.Top",),
+    "loss": ("--loss={class_path: parts.focal, gamma: 1.5}", "--data.mixing=[MixUp]"),
+    "optimizer": ("--optimizer={class_path: parts.Sign, beta: 0.8}",),
+    "transform": ("--data.augment=[parts.darker]",),
+    "dataset": ("--data={class_path: parts.Images, count: 300, batch_size: 24}",),
+    "data module": ("--data={class_path: parts.Batches, batch_size: 6}",),
+    "module": ("--module={class_path: parts.Module, width: 24}",),
+    "metric": ("--metrics=[parts.Worst]",),
+    "callback": ("--trainer.callbacks+=[{class_path: parts.Norms, every: 2}]",),
+    "network": ("--model={class_path: parts.Mlp, width: 24}",),
+}
+SMALL = ("--data.image_size=8", "--data.batch_size=4")
 PARTS: dict[str, tuple[str, ...]] = {
+    **{f"own {name}": ("--config=../project/exp.yaml", *flags) for name, flags in OWN.items()},
     **in_list("data.augment", "HorizontalFlip", "RandAugment", "RandomAffine", "TrivialAugment", "RandomErasing"),
     **in_list("data.augment", "RandomResizedCrop", "AutoAugment", "ThreeAugment", "ColorJitter"),
     **in_list("data.augment", "TimmRandAugment"),
@@ -82,10 +108,19 @@ PARTS: dict[str, tuple[str, ...]] = {
     **{f"distillation {kind}": (f"--distillation.kind={kind}",) for kind in words(DistillationConfig, "kind")},
     "compiled": ("--compile=true",),
     "Digits": (),
-    "ImageFolder": ("--data.class_path=ImageFolder", "--data.root=images", "--data.image_size=8"),
+    "ImageFolder": ("--data.class_path=ImageFolder", "--data.root=images", *SMALL),
+    "HuggingFaceSet": ("--data.class_path=HuggingFaceSet", "--data.path=tables", "--data.cache=cache", *SMALL),
     **{path.stem: (f"--config={path}",) for path in sorted(REPOSITORY.glob("experiments/families/*.yaml"))},
 }
 """Flags that train each part."""
+
+REPLACES = {
+    "own module": ("--model", "--optimizer", "--checkpoint.m"),
+    "own network": ("--model",),
+    "own optimizer": ("--optimizer",),
+}
+REPLACES |= dict.fromkeys(("own dataset", "own data module", "ImageFolder", "HuggingFaceSet"), ("--data",))
+"""Groups of the usual flags that a part comes in place of."""
 
 ELSEWHERE = {
     "Augmentation ImageData PatchEmbedding ResidualAdd TransformerEncoder ClassificationHead": "in all",
@@ -95,7 +130,7 @@ ELSEWHERE = {
     "UserError accelerate fit from_reference load model_config read_metrics resolve": "no part",
     "sample_keys to_reference": "no part",
     "ImageFiles": "predicts only",
-    "CIFAR10 CIFAR100 TorchvisionSet HuggingFaceSet": "their images are read as those of ImageFolder, by index",
+    "CIFAR10 CIFAR100 TorchvisionSet": "their images are read as those of ImageFolder, by index",
     "WrappedDataModule WrappedDataset": "tests/data/test_wrapped.py resumes them",
 }
 """What is public and is not trained here, and why."""
@@ -114,26 +149,43 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def images(folder: Path) -> None:
-    """Writes 40 grey images of two classes for training, and 8 to test."""
-    for number in range(48):
-        path = folder / f"images/{'train' if number < 40 else 'test'}/{'ab'[number % 2]}/{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (10, 9), (5 * number, 100, 250 - 5 * number)).save(path)
+def prepare(folder: Path, part: str) -> Path:
+    """Writes what a part needs: a project, 40 images to train on and 8 to test; returns where it runs."""
+    place = folder / "here"
+    place.mkdir(parents=True)
+    if part.startswith("own"):
+        (folder / "project").mkdir()
+        (folder / "project/parts.py").write_text(example("all parts") + NETWORK)
+        (folder / "project/exp.yaml").write_text("seed_everything: 0\n")
+    if part in ("ImageFolder", "HuggingFaceSet"):
+        for number in range(48):
+            path = place / f"images/{'train' if number < 40 else 'test'}/{'ab'[number % 2]}/{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (10, 9), (5 * number, 100, 250 - 5 * number)).save(path)
+    if part == "HuggingFaceSet":
+        pytest.importorskip("datasets")
+        for split in ("train", "test"):
+            write_parquet(place / f"tables/{split}.parquet", place / "images" / split)
+    return place
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", PARTS)
-def test_row_04_a_part_comes_out_the_same_after_a_kill(tmp_path, part, request):
-    flags = (*RUN, *(() if "--config" in "".join(PARTS[part]) else MODEL), *PARTS[part])
+@pytest.mark.parametrize(
+    ("part", "way"), [*((part, "KILL") for part in PARTS), ("own module", "TERM"), ("own dataset", "TERM")]
+)
+def test_row_04_a_part_comes_out_the_same_after_it_is_ended(tmp_path, part, way, request):
+    usual = (*RUN, *(() if "--config=/" in "".join(PARTS[part]) else MODEL))
+    flags = (*(flag for flag in usual if not flag.startswith(REPLACES.get(part, ("-no",)))), *PARTS[part])
     if part.startswith("distillation"):
         flags = (*flags, f"--distillation.teacher={request.getfixturevalue('teacher')}")
-    if part == "ImageFolder":
-        flags = (*(flag for flag in flags if "batch_size" not in flag and "augment" not in flag), "--data.batch_size=4")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        images(folder) if part == "ImageFolder" else folder.mkdir()
+    whole, ended = (prepare(tmp_path / name, part) for name in ("whole", "ended"))
     assert harness.command(whole, "fit", *flags) == 0, harness.log(whole)
-    assert harness.command(killed, "fit", *flags, fault="0:11:batch_start:KILL") == -9, harness.log(killed)
-    assert harness.resume(killed) == 0, harness.log(killed)
-    assert not harness.differences(harness.outcome(whole), harness.outcome(killed))
+    # within an epoch, but for loaders that are not ours, which begin an interrupted epoch again
+    fault = f"0:{8 if part == 'own data module' else 11}:batch_start:{way}"
+    assert harness.command(ended, "fit", *flags, fault=fault) == (-9 if way == "KILL" else 143), harness.log(ended)
+    if part.startswith("own"):
+        (tmp_path / "ended/project").rename(tmp_path / "ended/moved")  # the run has its own copy
+    assert harness.resume(ended) == 0, harness.log(ended)
+    assert not harness.differences(harness.outcome(whole), harness.outcome(ended))
+    if part.startswith("own"):
+        assert harness.command(ended, "test", "--ckpt=run", "--trust") == 0, harness.log(ended)

@@ -46,6 +46,20 @@ def test_two_ranks_and_accumulated_gradients_give_the_curves_of_one_process(tmp_
 
 
 @pytest.mark.full
+def test_two_ranks_together_see_what_one_sees(tmp_path):
+    flags = [flag for flag in harness.FLAGS if "batch_size" not in flag]
+    ways = {"one": ("--data.batch_size=162",), "two": ("--data.batch_size=81", "--data.num_workers=2", *RANKS)}
+    for name, more in ways.items():
+        process = begin(tmp_path / name, "fit", *flags, "--trainer.max_epochs=1", *more)
+        assert ended(process, 120) == 0, harness.log(tmp_path / name)
+    two = zip(*(harness.batches(tmp_path / "two", rank) for rank in (0, 1)), strict=True)
+    together = [([*one[0], *other[0]], [*one[1], *other[1]]) for one, other in two]
+    assert together == harness.batches(tmp_path / "one")
+    with np.load(tmp_path / "two/run/test_predictions.npz") as arrays:
+        assert sorted(arrays["index"].tolist()) == list(range(360))  # each once, on one rank or the other
+
+
+@pytest.mark.full
 def test_two_ranks_pre_train_a_masked_autoencoder_as_one_process(tmp_path):
     sizes = ("--module.decoder_emb_size=16", "--module.decoder_depth=1", "--module.decoder_num_heads=2")
     for name in ("one", "two ranks"):

@@ -21,6 +21,8 @@ from vit_lightning.storage.parsing import parse_yaml
         ("a: !!timestamp x", "x is no timestamp"),
         ("a: 1\nb: {c: 2, c: 3}", r"c comes twice \(line 2\)"),
         ("a:\n\t- 1", "indent with spaces"),
+        ("a: !!python/object/apply:builtins.open [marker, w]", "could not determine a constructor for the tag"),
+        ("a: !!python/module:foreign ''", "could not determine a constructor for the tag"),
     ],
 )
 def test_what_yaml_cannot_mean_is_named_with_its_place(text, message):

@@ -31,7 +31,8 @@ def records_of(folder: Path) -> dict[str, Any]:
 
 
 def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
-    text = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n    pass\n"
+    text = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n"
+    text += "    def __init__(self, api_key: str):\n        self.api_key = api_key\n"
     (tmp_path / "parts.py").write_text(text)
     remote, name = (
         "https://jane:hunter2hunter@github.com/jane/mine.git",
@@ -41,9 +42,10 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     (tmp_path / "parts.py").write_text(f"{text}\n# changed\n")
     flags = ["--wandb.group=study", "--wandb.notes=why", "--trainer.log_every_n_steps=10", "--ema.decay=0.9"]
-    flags += ["--loss.label_smoothing=0.1", "--wandb.code=true", "--trainer.callbacks=[parts.Mine]"]
+    flags += ["--loss.label_smoothing=0.1", "--wandb.code=true", "--wandb.log_model=true"]
+    mine = '--trainer.callbacks=[{"class_path":"parts.Mine","init_args":{"api_key":"my-own-key"}}]'
     given = {"PROJECT": "vits", "NAME": "first", "RUN_GROUP": "other", "JOB_TYPE": "arm", "TAGS": "one,two"}
-    said = fit(tmp_path, *flags, **{f"WANDB_{key}": value for key, value in given.items()})
+    said = fit(tmp_path, mine, *flags, **{f"WANDB_{key}": value for key, value in given.items()})
     folder = tmp_path / "run"
     assert "W&B         offline (no API key)\n" in said
     assert said.endswith("view: wandb leet run/wandb; send: lightning sync run (or wandb sync)\n")
@@ -56,6 +58,12 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
     commit = environment["git"]["working folder"]["commit"]
     assert told["environment"]["git"]["commit"] == commit
     assert told["environment"]["args"][0] == "fit"
+    (shown,) = told["config"]["trainer"]["callbacks"]
+    assert shown["init_args"] == {"api_key": "***"}
+    assert mine.replace("my-own-key", "***") in told["environment"]["args"]
+    (versions,) = (found for found in told["artifacts"].values() if found[0]["type"] == "model")
+    configs = [yaml.safe_load(Path(version["files"]["config.yaml"]).read_text()) for version in versions]
+    assert [config["trainer"]["callbacks"] for config in configs] == [[shown], [shown]]
     assert "proc.memory.rssMB" in told["stats"][0]
     for line in ("epoch 1/1  train loss", "test        accuracy"):
         assert f"\n{line}" in told["console"]
@@ -149,58 +157,33 @@ def test_a_fault_of_w_and_b_is_noted_and_raises_nothing(tmp_path):
     assert f"lacks some of it (wandb-core has gone): wandb sync {tmp_path}/wandb/run-*" in run.hint()
 
 
-def test_keys_in_a_config_are_masked(monkeypatch):
-    monkeypatch.setenv("MY_TOKEN", SECRET)
-    monkeypatch.setenv("OTHER_TOKEN", f"{SECRET}-longer")
+COMMIT = {"commit": KEY, "notes": f"commit {KEY}, sha={KEY}", "init_from": f"hf-hub:me/vit@{KEY}"}
+NAMED = {"secret_key": "my key", "aws_secret_access_key": "x", "X-Api-Key": "x", "Authorization": "Bearer x"}
+WORDS = ["--hub_token", "my key", "--class_token=true", "--key={a: {Authorization: Bearer KEY}}", "--api_key=a,b;c"]
+KEPT = ["--hub_token", "***", "--class_token=true", "--key={a: {Authorization: Bearer ***", "--api_key=***"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"hub_token": "x", "class_token": True, "lr": 0.1}, {"hub_token": "***", "class_token": True, "lr": 0.1}),
+        ([f"/a/{SECRET}", "https://me:hunter2@h/x"], ["/a/***", "https://h/x"]),
+        (f"{SECRET}-longer", "***"),
+        (NAMED, dict.fromkeys(NAMED, "***")),
+        *(({"notes": f"uses {form}_{'aB3' * 8}."}, {"notes": "uses ***."}) for form in ("hf", "ghp", "github_pat")),
+        ({"notes": f"uses wandb_v1_{'aB3' * 8}."}, {"notes": "uses ***."}),
+        (["--x", KEY, f"key {KEY}"], ["--x", "***", "key ***"]),
+        ({**COMMIT, "revision": KEY, "digest": "0f" * 32}, {**COMMIT, "revision": KEY, "digest": "0f" * 32}),
+        ("no: {'api_key': 'KEY'}, token=KEY at", "no: {'api_key': '***'}, token=*** at"),
+        ("pool=cls needs class_token=true", "pool=cls needs class_token=true"),
+        ("\0".join(["fit", *WORDS]), "\0".join(["fit", *KEPT])),  # as a process has its command
+    ],
+)
+def test_keys_are_masked_by_name_by_form_and_by_value_and_commits_are_not(given, kept, monkeypatch):
+    for name, value in {"MY": SECRET, "OTHER": f"{SECRET}-longer"}.items():
+        monkeypatch.setenv(f"{name}_TOKEN", value)
     monkeypatch.setenv("DB", "p://u:hunter2@h/d")
-    given = {"hub_token": "x", "class_token": True, "root": [f"/a/{SECRET}", "https://me:hunter2@h/x"], "lr": 0.1}
-    assert masked(given) == {"hub_token": "***", "class_token": True, "root": ["/a/***", "https://h/x"], "lr": 0.1}
-    assert masked(f"{SECRET}-longer") == "***"
-    named = {"secret_key": "my key", "aws_secret_access_key": "x", "X-Api-Key": "x", "Authorization": "Bearer x"}
-    assert set(masked(named).values()) == {"***"}
-
-
-@pytest.mark.parametrize("form", ["hf_{}", "ghp_{}", "github_pat_{}", "wandb_v1_{}"])
-def test_keys_are_masked_by_their_form(form):
-    assert masked({"notes": f"uses {form.format('aB3' * 8)}."}) == {"notes": "uses ***."}
-
-
-def test_forty_digits_are_a_key_unless_they_are_a_commit():
-    assert masked(["--x", KEY, f"key {KEY}"]) == ["--x", "***", "key ***"]
-    known = {"commit": KEY, "notes": f"commit {KEY}, sha={KEY}", "init_from": f"hf-hub:me/vit@{KEY}"}
-    assert masked({**known, "revision": KEY, "digest": "0f" * 32}) == {**known, "revision": KEY, "digest": "0f" * 32}
-
-
-def test_keys_in_a_text_are_masked():
-    """As in an error's text, and in a command, whose words have nulls between them."""
-    assert masked("no: {'api_key': 'KEY'}, token=KEY at") == "no: {'api_key': '***'}, token=*** at"
-    assert masked("pool=cls needs class_token=true") == "pool=cls needs class_token=true"
-    words = ["--hub_token", "my key", "--class_token=true", "--key={a: {Authorization: Bearer KEY}}", "--api_key=a,b;c"]
-    kept = ["--hub_token", "***", "--class_token=true", "--key={a: {Authorization: Bearer ***", "--api_key=***"]
-    assert masked("\0".join(["fit", *words])).split("\0") == ["fit", *kept]
-
-
-KEYED = """from lightning.pytorch import Callback
-
-
-class Mine(Callback):
-    def __init__(self, api_key: str) -> None:
-        self.api_key = api_key
-"""
-
-
-def test_a_key_in_a_flag_is_masked_in_config_command_and_artifact(tmp_path):
-    (tmp_path / "parts.py").write_text(KEYED)
-    mine = '--trainer.callbacks=[{"class_path":"parts.Mine","init_args":{"api_key":"my-own-key"}}]'
-    fit(tmp_path, mine, "--wandb.log_model=true", "--test=false")
-    told = records_of(tmp_path / "run")
-    (shown,) = told["config"]["trainer"]["callbacks"]
-    assert shown["init_args"] == {"api_key": "***"}
-    assert mine.replace("my-own-key", "***") in told["environment"]["args"]
-    (versions,) = (found for found in told["artifacts"].values() if found[0]["type"] == "model")
-    configs = [yaml.safe_load(Path(version["files"]["config.yaml"]).read_text()) for version in versions]
-    assert [config["trainer"]["callbacks"] for config in configs] == [[shown], [shown]]
-    assert configs[0]["model"]["init_args"]["emb_size"] == 16
+    assert masked(given) == kept
 
 
 def test_a_server_that_answers_gets_everything_and_no_secret(tmp_path, server):
