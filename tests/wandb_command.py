@@ -20,8 +20,9 @@ SECRET = "a-secret-that-is-nobody-s-business"
 
 
 def patient_command(*arguments: str) -> None:
-    """Runs the command, with TEST_FINISH_SECONDS for the last uploads to W&B, and TEST_LIMIT after a signal."""
+    """Runs the command, with seconds for the start of W&B and its last uploads, and after a signal, from TEST_..."""
     signals.LIMIT = float(os.environ.pop("TEST_LIMIT", signals.LIMIT))
+    wandb_logger.START_SECONDS = float(os.environ.pop("TEST_START_SECONDS", wandb_logger.START_SECONDS))
     wandb_logger.FINISH_SECONDS = float(os.environ.pop("TEST_FINISH_SECONDS", wandb_logger.FINISH_SECONDS))
     command(*arguments)
 

@@ -11,6 +11,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+ALWAYS: dict[str, dict[str, Any]] = {
+    "RunStoppedStatus": {"project": {"run": {"stopped": False}}},
+    "GetProjects": {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}},
+    "ProjectInternalId": {"project": {"id": "p", "internalId": "1"}},
+    "ArtifactType": {"project": {"artifact": None}},
+    "FetchArtifactDigestAlgorithm": {"project": {"artifactType": None}},
+    "XXHashDigestsEnabled": {"entity": {"xxhashDigestsEnabled": False}},
+    "NotifyScriptableRunAlert": {"notifyScriptableRunAlert": {"success": True}},
+}
+"""What is answered whatever is asked."""
+
 
 class StubServer(ThreadingHTTPServer):
     """Keeps what it is sent: ``rows`` by line, ``config``, ``summary``, ``files``; its mode is ok, hang or a status."""
@@ -91,6 +102,8 @@ class Handler(BaseHTTPRequestHandler):
         server, given = self.server, request.get("variables") or {}
         name = request.get("operationName") or re.search(r"(?:query|mutation)\s+(\w+)", request["query"])[1]
         server.operations.append(name)
+        if name in ALWAYS:
+            return ALWAYS[name]
         project = {"id": "p", "name": given.get("project", "p"), "entity": {"id": "e", "name": "me"}}
         if name == "UpsertBucket":
             new = given["name"] not in server.runs
@@ -103,17 +116,11 @@ class Handler(BaseHTTPRequestHandler):
         if name == "CreateRunFiles":
             files = [{"name": file, "uploadUrl": f"{server.url}/upload/{file}"} for file in given["files"]]
             return {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}
-        if name == "RunStoppedStatus":
-            return {"project": {"run": {"stopped": False}}}
         if name.lower().startswith("upsertview"):
             server.views[given["displayName"]] = json.loads(given["spec"])
             view = {"id": "v", "name": given["name"], "type": given["type"], "displayName": given["displayName"]}
             view |= {"description": "", "project": {**project, "entityName": "me"}, "spec": given["spec"]}
             return {"upsertView": {"view": {**view, "updatedAt": "2026-01-01T00:00:00"}, "inserted": True}}
-        if name == "GetProjects":
-            return {"models": {"edges": [], "pageInfo": {"endCursor": None, "hasNextPage": False}}}
-        if name == "ProjectInternalId":
-            return {"project": {"id": "p", "internalId": "1"}}
         if (found := self.of_artifact(name, given)) is not None:
             return found
         if "Viewer" in name or name == "GetDefaultEntity":
@@ -123,12 +130,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def of_artifact(self, name: str, given: dict[str, Any]) -> dict[str, Any] | None:
         server, asked = self.server, given.get("input") or given
-        if name == "ArtifactType":
-            return {"project": {"artifact": None}}
-        if name == "FetchArtifactDigestAlgorithm":
-            return {"project": {"artifactType": None}}
-        if name == "XXHashDigestsEnabled":
-            return {"entity": {"xxhashDigestsEnabled": False}}
         if name == "CreateArtifact":
             number = str(len(server.artifacts))
             server.artifacts.append({**asked, "id": number, "files": {}})
@@ -165,8 +166,6 @@ class Handler(BaseHTTPRequestHandler):
             page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
             found = {"files": {"pageInfo": page, "edges": edges}}
             return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": found}}}
-        if name == "NotifyScriptableRunAlert":
-            return {"notifyScriptableRunAlert": {"success": True}}
         return None
 
     def membership(self, name: str) -> dict[str, Any] | None:
@@ -186,20 +185,10 @@ class Handler(BaseHTTPRequestHandler):
         project = {"name": sent["projectName"], "entity": {"name": "me", "__typename": "Entity"}}
         sequence = {"__typename": "ArtifactSequence", "name": sent["artifactCollectionName"]}
         sequence["project"] = {"__typename": "Project", "id": "p", "internalId": "1", **project}
-        facts = {
-            "description": None,
-            "metadata": sent.get("metadata"),
-            "ttlDurationSeconds": -2,
-            "ttlIsInherited": True,
-        }
-        facts |= {"tags": [], "historyStep": None, "state": "COMMITTED", "size": 5, "digest": sent["digest"]}
-        facts |= {
-            "commitHash": "c",
-            "fileCount": 1,
-            "createdAt": "2026-01-01T00:00:00",
-            "updatedAt": None,
-            "aliases": [],
-        }
+        facts = dict.fromkeys(("description", "historyStep", "updatedAt"))
+        facts |= {"metadata": sent.get("metadata"), "ttlDurationSeconds": -2, "ttlIsInherited": True, "commitHash": "c"}
+        facts |= {"tags": [], "aliases": [], "state": "COMMITTED", "size": 5, "digest": sent["digest"], "fileCount": 1}
+        facts |= {"createdAt": "2026-01-01T00:00:00"}
         kind = {"__typename": "Artifact", "id": str(number), "artifactType": {"name": sent["artifactTypeName"]}}
         return {**kind, "artifactSequence": sequence, "versionIndex": number, **facts}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from runs import SMALL
+from runs import SMALL, example
 from tensors import write_images
 
 from vit_lightning import Digits, load
@@ -81,12 +81,8 @@ def test_two_models_stand_side_by_side(trained, in_folder):
 
 
 def test_a_network_without_attention_that_is_seen_has_all_else(in_folder, capsys):
-    Path("own.py").write_text(
-        "from torch import nn\n\n\nclass Mean(nn.Module):\n    def __init__(self, emb_size: int, num_heads: int):\n"
-        "        super().__init__()\n        self.values = nn.Linear(emb_size, emb_size)\n\n"
-        "    def forward(self, tokens):\n        return self.values(tokens.mean(1, keepdim=True)).expand_as(tokens)\n"
-    )
-    assert main(["fit", *SMALL, "--model.attention=own.Mean", "--out=run"]) == 0
+    Path("parts.py").write_text(example("all parts"))
+    assert main(["fit", *SMALL, "--model.attention=parts.Mixer", "--out=run"]) == 0
     assert main(["inspect", "--ckpt=run", "--trust=true", "--count=2", "--out=out"]) == 0
     said = capsys.readouterr().out
     assert "run: no maps, rollout, relevance, distance: ViT shows no attention: no layer is one of ours" in said

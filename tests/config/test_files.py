@@ -91,17 +91,6 @@ def test_arguments_stand_beside_their_class():
         ({"model": {"x": 1}}, {"model": {"class_path": "ViT"}}, {"model": {"x": 1, "class_path": "ViT"}}),
         ({"model": {"x": 1}}, {"model": {"class_path": "B"}}, {"model": {"class_path": "B"}}),
         ({"m": {"class_path": "A", "x": 1}}, {"m": "B"}, {"m": "B"}),
-        (
-            {"model": {"depth": 6, "patch_size": 4, "pool": "mean"}},
-            {"model": {"preset": "S/16", "patch_size": 8}},
-            {"model": {"depth": 6, "patch_size": 8, "pool": "mean", "preset": "S/16"}},
-        ),
-        ({"model": {"preset": "S/16"}}, {"model": {"depth": 6}}, {"model": {"preset": "S/16", "depth": 6}}),
-        (
-            {"model": {"class_path": "a.Net", "depth": 6}},
-            {"model": {"preset": "S"}},
-            {"model": {"class_path": "a.Net", "depth": 6, "preset": "S"}},
-        ),
     ],
 )
 def test_a_later_config_wins_key_by_key(base, later, merged):

@@ -9,7 +9,7 @@ from runs import REPOSITORY
 from tensors import write_images
 from torchmetrics.classification import MulticlassF1Score
 
-from vit_lightning import Digits, ImageFolder, ViT
+from vit_lightning import ImageFolder
 from vit_lightning.config.experiment import Experiment, make_data
 from vit_lightning.config.resolve import resolve
 
@@ -51,13 +51,6 @@ def test_a_resolved_configuration_is_a_page_that_resolves_to_itself(tmp_path):
     assert again.to_yaml() == once
     assert again.config == yaml.safe_load(once)
     assert again.name == "digits"
-
-
-def test_nothing_given_is_digits_and_vit():
-    experiment = resolve(FIT)
-    assert isinstance(experiment.data, Digits)
-    assert isinstance(experiment.make_network(), ViT)
-    assert experiment.name == "run"
 
 
 def test_groups_with_nothing_under_them_say_nothing(tmp_path):

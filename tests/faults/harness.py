@@ -135,6 +135,16 @@ def orphans(folder: Path) -> list[int]:
     return found
 
 
+def children(pid: int) -> list[int]:
+    """Processes that this one has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
 def log(folder: Path) -> str:
     return (folder / "log.txt").read_text()
 

@@ -109,15 +109,6 @@ def assert_same(folder: Path, reference: Path) -> None:
         assert ends.count("done") <= 1, f"{place.name} was run twice"
 
 
-def children(pid: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            if int(path.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
-
-
 def rows(out: Path) -> int:
     """Lines that all runs have logged."""
     return sum(path.read_bytes().count(b"\n") for path in out.glob("*/*/metrics.jsonl"))
@@ -134,10 +125,10 @@ def punish(folder: Path, out: str, *, seed: int, kills: int) -> dict[str, int]:
     process = harness.start(folder, *command(out))
     while sum(count.values()) < kills:
         until = rows(folder / out) + draw.randint(0, 12)
-        while process.exitcode is None and (not children(process.pid or 0) or rows(folder / out) < until):
+        while process.exitcode is None and (not harness.children(process.pid or 0) or rows(folder / out) < until):
             time.sleep(0.02)  # without runs it still reads the plan: a kill would hit nothing
         time.sleep(draw.uniform(0.0, 0.1))
-        kind, runs = draw.choice(list(count)), children(process.pid or 0)
+        kind, runs = draw.choice(list(count)), harness.children(process.pid or 0)
         if process.exitcode is not None:
             if process.exitcode == 0:
                 break

@@ -38,21 +38,10 @@ def trains(folder: Path, rank: int = 0, batches: int = 9) -> Callable[[], bool]:
     return lambda: witness.exists() and witness.read_text().count("\n") >= batches
 
 
-def children(folder: Path, first: int) -> list[int]:
-    """Processes that the first one has started: its workers, or where it has none the second rank."""
-
-    def parent(pid: int) -> int:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return 0
-
-    return [pid for pid in harness.orphans(folder) if pid != first and parent(pid) == first]
-
-
-def second_ranks(folder: Path, first: int) -> list[int]:
+def second_ranks(first: int) -> list[int]:
     """The second rank, once it is a new program: until then it may be another process that the first one forks."""
     found = []
-    for pid in children(folder, first):
+    for pid in harness.children(first):
         with contextlib.suppress(OSError):
             found += [pid] if b"\0LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes() else []
     return found
@@ -190,8 +179,8 @@ def test_row_09_a_signal_in_start_up(tmp_path, number, seconds, who):
     """Two ranks, of which the second is a new program; seconds count from when the signalled one is there."""
     process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW, call=in_group)
     if who == "rank 1":
-        wait_for("no second rank", lambda: bool(second_ranks(tmp_path, process.pid)))
-        (second,) = second_ranks(tmp_path, process.pid)
+        wait_for("no second rank", lambda: bool(second_ranks(process.pid)))
+        (second,) = second_ranks(process.pid)
     process.join(seconds)
     signalled = time.monotonic()
     if who == "group":
@@ -269,7 +258,7 @@ def hangs(folder: Path, what: str, *more: str) -> tuple[BaseProcess, tuple[str, 
     rank, batches = (int(fault[0]), int(fault.split(":")[1]) + 1) if workers == 0 else (0, 9)
     wait_for("it does not train", trains(folder, rank, batches))
     if workers:
-        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in children(folder, process.pid)}
+        names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in harness.children(process.pid)}
         os.kill(max(pid for pid, name in names.items() if name == "pt_data_worker\n"), signal.SIGSTOP)  # of training
         time.sleep(1.0)  # it has read ahead
     return process, flags

@@ -64,7 +64,7 @@ OWN = {
     "callback": ("--trainer.callbacks+=[{class_path: parts.Norms, every: 2}]",),
     "network": ("--model={class_path: parts.Mlp, width: 24}",),
 }
-SMALL = ("--data.image_size=8", "--data.batch_size=4")
+SMALL, TOKEN = ("--data.image_size=8", "--data.batch_size=4"), "--model.distillation_token=true"
 PARTS: dict[str, tuple[str, ...]] = {
     **{f"own {name}": ("--config=../project/exp.yaml", *flags) for name, flags in OWN.items()},
     **in_list("data.augment", "HorizontalFlip", "RandAugment", "RandomAffine", "TrivialAugment", "RandomErasing"),
@@ -105,7 +105,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     **{f"schedule {name}": (f"--optimizer.schedule={name}",) for name in get_args(Schedule)},
     **{f"loss {name}": (f"--loss.name={name}",) for name in words(LossConfig, "name")},
     **{f"precision {name}": (f"--trainer.precision={name}",) for name in ("bf16-mixed", "bf16-true", "64-true")},
-    **{f"distillation {kind}": (f"--distillation.kind={kind}",) for kind in words(DistillationConfig, "kind")},
+    "layer decay": ("--optimizer.name=muon", "--optimizer.layer_decay=0.8", "--trainer.gradient_clip_val=1.0"),
+    "mixing off": ("--data.mixing=[MixUp]", "--data.mixing_off_epoch=1", "--trainer.accumulate_grad_batches=2"),
+    **{f"distillation {kind}": (f"--distillation.kind={kind}", TOKEN) for kind in words(DistillationConfig, "kind")},
     "compiled": ("--compile=true",),
     "Digits": (),
     "ImageFolder": ("--data.class_path=ImageFolder", "--data.root=images", *SMALL),

@@ -176,29 +176,6 @@ def test_row_03_each_pair_of_kills_one_or_two_steps_apart(tmp_path, uninterrupte
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
-@pytest.mark.full
-def test_row_03_killed_while_it_learns_from_a_teacher_by_muon(tmp_path, uninterrupted):
-    assert harness.fit(tmp_path / "teacher", "--trainer.max_epochs=1") == 0, harness.log(tmp_path / "teacher")
-    flags = (
-        f"--distillation.teacher={tmp_path / 'teacher' / 'run'}",
-        "--model.distillation_token=true",
-        "--model.patch_dropout=0.3",
-        "--model.activation_checkpointing=true",
-        "--optimizer.name=muon",
-        "--optimizer.layer_decay=0.8",
-        "--optimizer.schedule=wsd",
-        "--ema.decay=0.9",
-        '--data.mixing=[{"class_path": "MixUp", "p": 0.6}, {"class_path": "CutMix", "p": 0.3}]',
-        "--data.mixing_off_epoch=2",
-        "--loss.name=bce",
-        "--trainer.max_epochs=3",
-        "--trainer.accumulate_grad_batches=2",
-        "--trainer.gradient_clip_val=1.0",
-    )
-    faults = [f"0:{step}:batch_start:KILL" for step in (7, 10, 17)]
-    check_chain(tmp_path / "student", uninterrupted(*flags), *faults, flags=flags)
-
-
 def test_row_03_first_weights_are_taken_once(tmp_path, finished):
     flags = (f"--init_from={finished / 'run'}", "--trainer.max_epochs=1")
     assert harness.fit(tmp_path / "whole", *flags) == 0

@@ -226,7 +226,8 @@ def test_a_server_that_cannot_be_used_leaves_an_offline_run(tmp_path):
     servers, runs = [StubServer(fault) for fault in ("hang", "401")], {}
     for server in servers:
         (folder := tmp_path / server.mode).mkdir()
-        runs[folder] = start(folder, "fit", *SMALL, "--out=run", WANDB_API_KEY=KEY, WANDB_BASE_URL=server.url)
+        online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url, "TEST_START_SECONDS": "1"}
+        runs[folder] = start(folder, "fit", *SMALL, "--out=run", **online)
     for folder, process in runs.items():
         assert "W&B         offline (" in finished(process)
         assert_delivered(records_of(folder / "run")["rows"], folder / "run")
