@@ -123,7 +123,7 @@ def main() -> None:
                 kinds.update(kind_of(one) for one in by.comparisons)
                 verdict_table(by), difference_table(by)
             words = words_of(analysis)
-            means = {arm.name: arm.mean for arm in analysis.arms}
+            means = {name: arm.mean for name, arm in analysis.arms.items()}
             for one in analysis.ordered:
                 opposite = one.n > 0 and one.mean * (means[one.arm] - means[one.other]) < 0
                 found += ["signs differ without a reason"] * (opposite and "signs differ" not in words)

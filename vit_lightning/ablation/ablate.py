@@ -23,7 +23,6 @@ from vit_lightning.notation import counted
 from vit_lightning.report.comparisons import design_of
 from vit_lightning.report.forecast import forecast_sentences
 from vit_lightning.report.study import Run, written
-from vit_lightning.report.units import unit_of
 from vit_lightning.report.wording import at_the_end
 from vit_lightning.storage.folder import release, try_hold
 
@@ -103,7 +102,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     """Describes the plan: arms and what each changes, analyses, tuning, rules, and what is done already."""
     compare, threads = plan.compare, ledger.facts["threads"]
     states = Counter(run.state for run in ledger.study().runs)
-    width, unit = max(map(len, plan.arms)), unit_of(compare.metric)
+    width = max(map(len, plan.arms))
     again = f"failed: those that did not diverge are tried again{'' if config.retry else ' with --retry'}"
     begun = f", {counted(states['done'], 'run')} done" if states["done"] else ""
     begun += f", {states['failed']} {again}" if states["failed"] else ""
@@ -123,7 +122,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
     analyses = design_of(compare, 1).analyses
     few = ", ".join(map(str, analyses if len(analyses) < 5 else [*analyses[:3], "...", analyses[-1]]))
     versus = {"baseline": "with the baseline", "pairs": "with each other"}[compare.arms]
-    effect, earlier = unit.plain(compare.smallest_effect), ledger.facts["compare"]["extended"]
+    earlier = ledger.facts["compare"]["extended"]
     split = ", each with a split of its own" if plan.split_varies else ""
     until = "" if compare.until == "equivalent" else f" (better, worse or {compare.until})"
     chosen = ledger.look().chosen[0].get(plan.baseline, {})
@@ -136,7 +135,7 @@ def describe(plan: Plan, config: AblateConfig, ledger: Ledger, workers: int) -> 
         f"  compared {versus} by {compare.metric} of the best checkpoint by {plan.checkpoint.monitor}",
         *(["  arms train for the time of their baseline, timed before the first run"] if compare.equal else []),
         *([f"  better or worse arms also by {', then '.join(compare.then)}"] if compare.then else []),
-        f"  smallest effect {effect}, alpha {compare.alpha:g}",
+        f"  smallest effect {compare.shown_effect}, alpha {compare.alpha:g}",
         f"  {workers} at a time{spread}, {threads} thread{'s' if threads > 1 else ''} each; in {ledger.folder}",
         f"  one alone: OMP_NUM_THREADS={threads} {plan.command(plan.baseline, plan.seeds[0], chosen)}",
     ]
@@ -149,8 +148,8 @@ def forecast(plan: Plan, ledger: Ledger, workers: int) -> list[str]:
     ended = [*study.done, *(study.tuning.trials if study.tuning else ())]
     seconds = [run.results["seconds"] for run in ended if "seconds" in run.results]
     each = statistics.fmean(seconds) / workers if seconds else None
-    data, further = plan.experiments[plan.baseline].data, plan.compare.metric.partition("/")[2].rpartition("/")[0]
-    data = data.further.get(further, data)
+    data = plan.experiments[plan.baseline].data
+    data = data.further.get(plan.compare.test_set, data)
     lines = forecast_sentences(study, data.image_count("test") if data.own_loaders else None, each)
     if plan.tune.replicates:
         trials = len(plan.tune.seeds) * len(plan.tune.combinations)

@@ -44,7 +44,8 @@ from vit_lightning.config.own_files import digests
 from vit_lightning.config.together import Merged
 from vit_lightning.errors import UserError, reading
 from vit_lightning.notation import counted
-from vit_lightning.report.comparisons import Schedule, contradiction, make_schedule
+from vit_lightning.report.comparisons import Schedule, make_schedule
+from vit_lightning.report.predictions import contradiction
 from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning
 from vit_lightning.storage.environment import PACKAGES
 from vit_lightning.storage.folder import read_json

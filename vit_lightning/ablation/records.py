@@ -19,7 +19,8 @@ from typing import Any
 
 from vit_lightning.ablation.claims import create_once
 from vit_lightning.ablation.plan import slug
-from vit_lightning.report.comparisons import ArmComparison, checksum, read_predictions
+from vit_lightning.report.comparisons import ArmComparison
+from vit_lightning.report.predictions import checksum, read_predictions
 from vit_lightning.report.units import unit_of
 from vit_lightning.storage.folder import read_json
 from vit_lightning.storage.metrics import read_results

@@ -210,15 +210,15 @@ def differing_options(configs: Sequence[Config]) -> list[str]:
 
 def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a config by their dotted keys."""
-    return _by_key(flatten(dict(config)))
+    return by_key(flatten(dict(config)))
 
 
-def _by_key(node: Any, path: str = "") -> dict[str, Any]:
+def by_key(node: Any, path: str = "") -> dict[str, Any]:
     """Returns the values of a flat config by their dotted keys; lists as a whole."""
     if not isinstance(node, dict) or not node:
         return {path: node}
     return {
         dotted: value
         for key, item in node.items()
-        for dotted, value in _by_key(item, f"{path}.{key}" if path else str(key)).items()
+        for dotted, value in by_key(item, f"{path}.{key}" if path else str(key)).items()
     }

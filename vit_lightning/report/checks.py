@@ -9,9 +9,7 @@ from typing import Any
 from vit_lightning.notation import counted
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.comparisons import images_of
-from vit_lightning.report.study import Study, written
-from vit_lightning.report.units import unit_of
-from vit_lightning.storage.folder import read_json
+from vit_lightning.report.study import written
 
 HARDWARE = ("processor", "cores", "gpus", "threads", "python", "packages")
 """Keys of ``environment.json`` that must agree for costs to be comparable."""
@@ -31,9 +29,6 @@ class Check:
     ok: bool | None
     text: str
 
-    def __str__(self) -> str:
-        return f"Check failed: {self.name}. {self.text}"
-
 
 def run_checks(analysis: Analysis) -> list[Check]:
     """Returns all checks, the most important first."""
@@ -41,9 +36,12 @@ def run_checks(analysis: Analysis) -> list[Check]:
     found: dict[str, Result] = {
         "arms differ only in what the plan names": _differ_as_planned(analysis),
         "nothing is selected on test images": _nothing_chosen_on_test(analysis),
-        "plan, code, results and claims are as they were first": _plan_unchanged(study),
+        "plan, code, results and claims are as they were first": (
+            not study.plan_changed,
+            "; ".join(study.plan_changed) or "no change was found",
+        ),
         "arms are tested on the same images": _same_images(analysis),
-        "all runs had the same hardware and versions": _same_place(study),
+        "all runs had the same hardware and versions": _same_place(analysis),
     }
     if study.tuning is not None and (left_out := study.tuning.left_out):
         failed = [f"{'; '.join(map(written, values))} failed in {arm}" for arm, values in left_out.items()]
@@ -79,10 +77,6 @@ def _nothing_chosen_on_test(analysis: Analysis) -> Result:
     return True if known else None, text
 
 
-def _plan_unchanged(study: Study) -> Result:
-    return not study.plan_changed, "; ".join(study.plan_changed) or "no change was found"
-
-
 def _same_images(analysis: Analysis) -> Result:
     """Checks that all arms of a seed have the same test images, and all seeds unless the split varies."""
     study, tested = analysis.study, analysis.tested
@@ -96,42 +90,41 @@ def _same_images(analysis: Analysis) -> Result:
     return study.split_varies, f"{text} for all arms of a seed; {tested.why}"
 
 
-def _same_place(study: Study) -> Result:
+def _same_place(analysis: Analysis) -> Result:
     """Checks that costs can be compared: the same hardware and versions in all runs."""
-    kept = [(run.arm, read_json(study.folder / run.folder / "environment.json")) for run in study.done]
-    places = [{"arm": arm, **{key: place.get(key) for key in HARDWARE}} for arm, place in kept if place]
-    if not places:
+    if not analysis.environments:
         return None, "no run folder holds an environment.json"
-    first = places[0]
-    differing = sorted(key for key in HARDWARE if any(place[key] != first[key] for place in places))
+    first = analysis.environments[0][1]
+    differing = sorted(
+        key for key in HARDWARE if any(place.get(key) != first.get(key) for _, place in analysis.environments)
+    )
     if differing:
-        seen = [{str([one[key] for key in differing]) for one in places if one["arm"] == arm} for arm in study.arms]
-        apart = len({frozenset(values) for values in seen if values}) > 1
-        confounded = ", and between arms: a difference may be that of hardware or versions" if apart else ""
+        seen = {(arm, str([place.get(key) for key in differing])) for arm, place in analysis.environments}
+        alike = len(seen) == len({arm for arm, _ in seen}) * len({values for _, values in seen})
+        confounded = "" if alike else ", and between arms: a difference may be that of hardware or versions"
         return False, f"they differ in {', '.join(differing)}{confounded}; times cannot be compared"
-    return True, ", ".join([str(first["processor"]), *map(str, first["gpus"] or []), f"threads: {first['threads']}"])
+    shown = [first.get("processor"), *(first.get("gpus") or []), f"threads: {first.get('threads')}"]
+    return True, ", ".join(map(str, shown))
 
 
 def read_facts(analysis: Analysis) -> dict[str, str]:
     """Returns the facts by name, without those that nothing is known of."""
-    study, rules = analysis.study, analysis.study.compare
-    places = [place for run in study.done if (place := read_json(study.folder / run.folder / "environment.json"))]
-    lengths = {noun: [run.results.get(key) for run in study.done] for key, noun in LENGTHS.items()}
+    study, rules, places = analysis.study, analysis.rules, [place for _, place in analysis.environments]
+    lengths = [_range((run.results.get(key) for run in study.done), noun) for key, noun in LENGTHS.items()]
     days = sorted({str(place["started"])[:10] for place in places if place.get("started")})
     states = {"failed": sum(run.state == "failed" for run in study.runs), "missing": study.missing}
     more = "".join(f", {number} {state}" for state, number in states.items() if number)
     raised = f" (raised from {', '.join(map(str, rules.extended))})" if rules.extended else ""
-    effect = unit_of(rules.metric).plain(rules.smallest_effect)
     found = {
         "config": study.config,
         "plan": study.plan_file or "",
-        "training": ", ".join(filter(None, (_range(values, noun) for noun, values in lengths.items()))),
-        "test": _range((images_of(study, run) for run in study.done), "image"),
+        "training": ", ".join(filter(None, lengths)),
+        "test": _range((images_of(rules, run) for run in study.done), "image"),
         "split": "one for each seed, the same for all arms" if study.split_varies else "the same for all seeds",
         "runs": f"{len(study.done)} done{more}",
         "seeds": f"from {study.seeds[0]} on, at most {rules.max_seeds}{raised}",
         "tuning": "" if study.tuning else "none: all arms have the config's values, or their own",
-        "rules": f"smallest effect {effect} of {rules.metric}, alpha {rules.alpha:g}",
+        "rules": f"smallest effect {rules.shown_effect} of {rules.metric}, alpha {rules.alpha:g}",
         "date": " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
         "commit": ", ".join(dict.fromkeys(filter(None, map(_commit, places)))),
     }

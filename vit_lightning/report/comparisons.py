@@ -7,23 +7,17 @@ comparison that is open the seeds up to its next analysis are run, and none beyo
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vit_lightning.metric_facts import facts_of
 from vit_lightning.report.sequential import Claim, Course, Design, follow, p_value
-from vit_lightning.report.study import SIZES, Compare, Run, Study, arm_name, level_name
-from vit_lightning.report.units import unit_of
+from vit_lightning.report.study import SIZES, Compare, Run, Study, arm_name
 
 Verdict = Literal["better", "worse", "equivalent", "not better", "not worse", "undecided", "failed"]
 
@@ -110,21 +104,27 @@ class ArmComparison:
         return self.next is not None and not self.blocked
 
     @property
+    def is_unlikely(self) -> bool:
+        """Whether it has ended without an answer, as that has become unlikely."""
+        return self.analysis is not None and bool(self.course.unlikely[self.analysis])
+
+    @property
     def claims(self) -> list[Claim]:
-        """Claims made by the analysis behind the numbers."""
-        if self.analysis is None:
-            return []
-        return [name for name, made in self.course.claims.items() if made[self.analysis]]
+        """Claims made by the analysis behind the numbers, the strongest first."""
+        claims = self.course.claims.items()
+        return [name for name, made in claims if self.analysis is not None and made[self.analysis]]
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is claimed to be better or worse."""
+        return not {"better", "worse"}.isdisjoint(self.claims)
 
     @property
     def verdict(self) -> Verdict:
         """The strongest claim."""
-        claims = self.claims
-        if "better" in claims or "worse" in claims:
-            return "better" if "better" in claims else "worse"
-        if len(claims) == 2:
+        if self.claims == ["not better", "not worse"]:
             return "equivalent"
-        return claims[0] if claims else "failed" if self.blocked else "undecided"
+        return next(iter(self.claims), "failed" if self.blocked else "undecided")
 
     @property
     def mean(self) -> float:
@@ -223,10 +223,7 @@ def terms_of(study: Study) -> Terms:
 
 def base_of(study: Study, arm: str) -> str:
     """Returns the arm that an arm is compared with: the baseline, of several sizes that of the same size."""
-    if SIZES not in study.factors:
-        return study.baseline
-    cells = {arm_name(*both): both for both in itertools.product(*study.factors.values())}
-    return arm_name(cells[study.baseline][0], cells[arm][1])
+    return arm_name(study.levels[study.baseline][0], study.levels[arm][1]) if SIZES in study.factors else study.baseline
 
 
 def _interactions(study: Study) -> Terms:
@@ -235,16 +232,15 @@ def _interactions(study: Study) -> Terms:
     Those of arms and sizes ask whether the difference of an arm changes with the size. There are none where all pairs
     of arms are compared.
     """
-    factors, found = [[level_name(key, one) for one in given] for key, given in study.factors.items()], Terms()
-    varied = [place for place, levels in enumerate(factors) if len(levels) > 1]
+    varied = [place for place, values in enumerate(study.factors.values()) if len(values) > 1]
     if len(varied) != 2 or study.compare.arms == "pairs":
         return {}
-    base = next(levels for levels in itertools.product(*factors) if arm_name(*levels) == study.baseline)
-    for both in itertools.product(*factors):
-        if all(both[place] != base[place] for place in varied):
-            alone = [arm_name(*base[:place], both[place], *base[place + 1 :]) for place in varied]
-            name = " x ".join(both[place] for place in varied)
-            found[name, study.baseline] = {arm_name(*both): 1, study.baseline: 1, **dict.fromkeys(alone, -1)}
+    base, found = study.levels[study.baseline], Terms()
+    for arm, levels in study.levels.items():
+        if all(levels[place] != base[place] for place in varied):
+            alone = [arm_name(*base[:place], levels[place], *base[place + 1 :]) for place in varied]
+            name = " x ".join(levels[place] for place in varied)
+            found[name, study.baseline] = {arm: 1, study.baseline: 1, **dict.fromkeys(alone, -1)}
     return found
 
 
@@ -256,19 +252,23 @@ def compare(study: Study, asked: Collection[tuple[str, str]] | None = None) -> l
         asked: arm and other of the comparisons that are made; None for all.
     """
     terms = terms_of(study)
-    made = {both: own for both, own in terms.items() if asked is None or both in asked}
-    return _compare(study, made, design_of(study.compare, len(terms)))
+    design = design_of(study.compare, len(terms))
+    return [_compare(study, design, both, own) for both, own in terms.items() if asked is None or both in asked]
 
 
-def opened(comparisons: Iterable[ArmComparison]) -> set[tuple[str, str]]:
-    """Returns arm and other of the comparisons that are made by the next metric too."""
-    return {(one.arm, one.other) for one in comparisons if {"better", "worse"} & {*one.claims}}
+def compare_by_metric(study: Study) -> Iterator[tuple[Study, list[ArmComparison]]]:
+    """Yields the study by each metric with its comparisons; a further metric compares what differs by that before."""
+    by, asked = study, None
+    while comparisons := compare(by, asked):
+        yield by, comparisons
+        if by.next is None:
+            return
+        by, asked = by.next, {(one.arm, one.other) for one in comparisons if one.differs}
 
 
-def compare_all(study: Study, asked: Collection[tuple[str, str]] | None = None) -> list[ArmComparison]:
-    """Compares by each metric in order, by a further one where better or worse is claimed by the one before."""
-    found = compare(study, asked)
-    return found + (compare_all(study.next, opened(found)) if study.next else [])
+def compare_all(study: Study) -> list[ArmComparison]:
+    """Compares by all metrics."""
+    return [one for _, comparisons in compare_by_metric(study) for one in comparisons]
 
 
 def most_seeds(pairs: int) -> int:
@@ -276,90 +276,47 @@ def most_seeds(pairs: int) -> int:
     return pairs + pairs // 2
 
 
-def _complete_pairs(study: Study, differences: Mapping[int, float], failed: set[int]) -> int:
-    """Returns the number of pairs before the first seed with a run that has not ended."""
+def _compare(study: Study, design: Design, names: tuple[str, str], terms: dict[str, int]) -> ArmComparison:
+    """Makes the comparison of an arm with another, both named, by the finished runs of the arms of its terms."""
+    differences = _differences(study, terms)
+    failed = {run.seed for run in study.runs if run.arm in terms and run.state == "failed"}
     ended = itertools.takewhile(lambda seed: seed in differences or seed in failed, study.seeds)
-    return sum(seed in differences for seed in ended)
+    complete = sum(seed in differences for seed in ended)
+    sign = 1 if study.goal == "maximize" else -1
+    course = follow(sign * np.array([*differences.values()][:complete]), design)
+    last = int(course.stop)
+    place, decided = None if last < 0 else last, last >= 0 and bool((course.decided | course.unlikely)[last])
+    images = _images_of_all(study.compare, [study.results[arm, seed] for arm in terms for seed in differences])
+    return ArmComparison(*names, terms, study, design, differences, complete, course, place, decided, images)
 
 
-def _compare(study: Study, terms: Terms, design: Design) -> list[ArmComparison]:
-    done = {(run.arm, run.seed): run for run in study.done}
-    sign, made = 1 if study.goal == "maximize" else -1, []
-    failed = {arm: {run.seed for run in study.runs if (run.arm, run.state) == (arm, "failed")} for arm in study.arms}
-    for (arm, other), own in terms.items():
-        found = _differences(study, done, own)
-        complete = _complete_pairs(study, found, set.union(*(failed[arm] for arm in own)))
-        course = follow(sign * np.array([*found.values()][:complete]), design)
-        last = int(course.stop)
-        decided = last >= 0 and bool((course.decided | course.unlikely)[last])
-        sizes = {images_of(study, done[name, seed]) for name in own for seed in found}
-        rest = None if last < 0 else last, decided, sizes.pop() if len(sizes) == 1 else None
-        made.append(ArmComparison(arm, other, own, study, design, found, complete, course, *rest))
-    return made
-
-
-def _differences(study: Study, done: Mapping[tuple[str, int], Run], terms: Mapping[str, int]) -> dict[int, float]:
+def _differences(study: Study, terms: Mapping[str, int]) -> dict[int, float]:
     """Returns the differences of arms by seed; of counts, without their rounding errors."""
-    facts, found = facts_of(study.compare.metric), {}
-    counts = facts is not None and facts.counts_images
+    rules, found = study.compare, {}
     for seed in study.seeds:
-        runs = [(sign, done[name, seed]) for name, sign in terms.items() if (name, seed) in done]
+        runs = {arm: study.results[arm, seed] for arm in terms if (arm, seed) in study.results}
         if len(runs) < len(terms):
             continue
-        values = [(sign, float(run.results[study.compare.metric])) for sign, run in runs]
-        sizes = {images_of(study, run) for _, run in runs}
-        if len(sizes) == 1 and (count := sizes.pop()) is not None:
-            found[seed] = sum(sign * round(value * count) for sign, value in values) / count
+        values = {arm: float(run.results[rules.metric]) for arm, run in runs.items()}
+        if (images := _images_of_all(rules, runs.values())) is not None:
+            found[seed] = sum(sign * round(values[arm] * images) for arm, sign in terms.items()) / images
         else:
-            total = sum(sign * value for sign, value in values)
-            found[seed] = round(total, 6) if counts else total  # kept in single precision
+            total = sum(sign * values[arm] for arm, sign in terms.items())
+            found[seed] = round(total, 6) if rules.counts_images else total  # kept in single precision
     return found
 
 
-def images_of(study: Study, run: Run) -> int | None:
+def _images_of_all(rules: Compare, runs: Iterable[Run]) -> int | None:
+    """Returns the number of test images that runs have; None where they differ, too."""
+    sizes = {images_of(rules, run) for run in runs}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def images_of(rules: Compare, run: Run) -> int | None:
     """Returns the number of test images of a run; None where it is unknown or the metric does not count images."""
-    facts = facts_of(study.compare.metric)
-    further = study.compare.metric.partition("/")[2].rpartition("/")[0]  # of a further test set
-    name = f"test/{further}/images" if further else "test_images"
-    known: int | None = run.results.get(name) if facts is not None and facts.counts_images else None
+    name = f"test/{rules.test_set}/images" if rules.test_set else "test_images"
+    known: int | None = run.results.get(name) if rules.counts_images else None
     return known
-
-
-Predictions = dict[str, tuple[NDArray[Any], ...]]
-"""Index, label and prediction of each test image, by the name of the accuracy; none of a file that cannot be read."""
-
-
-def read_predictions(folder: Path) -> Predictions:
-    """Returns the predictions of the test images and of those of further test sets, as a run has kept them."""
-    found = Predictions()
-    for path in sorted(folder.glob("test_predictions*.npz")):
-        name = path.stem.partition("-")[2]
-        found[metric := f"test/{name}/acc" if name else "test/acc"] = ()
-        with contextlib.suppress(Exception), np.load(path) as file:  # there is no end to what a damaged file raises
-            found[metric] = file["index"], file["label"], file["prediction"]
-    return found
-
-
-def checksum(predictions: Predictions) -> str:
-    """Returns the checksum of what ``read_predictions`` returns."""
-    return hashlib.sha256(b"".join(one.tobytes() for kept in predictions.values() for one in kept)).hexdigest()
-
-
-def contradiction(folder: Path, results: Mapping[str, Any], first: str | None) -> str | None:
-    """Says how an accuracy of a run is not that of its test predictions; None where it is, or nothing can tell.
-
-    Args:
-        folder: the run's.
-        results: its first result.
-        first: checksum of the predictions of that result, as those of a second one do not count; None where unknown.
-    """
-    predictions = read_predictions(folder)
-    for name, kept in predictions.items() if first in (None, checksum(predictions)) else ():
-        if name in results and kept and kept[1].min(initial=0) >= 0:  # a loss ignores labels below 0
-            value, right, unit = float(results[name]), float(np.mean(kept[1] == kept[2])), unit_of(name)
-            if not abs(value - right) <= 0.5 / len(kept[1]) + 1e-6:
-                return f"{name} {unit.value(value)} % is not that of its test predictions, {unit.value(right)} %"
-    return None
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.config.files import Config, differing_options
+from vit_lightning.config.files import Config, by_key, differing_options
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.metric_facts import LOGGED
 from vit_lightning.report.configs import config_of_run
@@ -109,7 +108,8 @@ class RunSet:
         options = [key for key in differing_options(configs) if key != "data.split_seed"]
         if len(configs) == 1 or len(options) > MOST_KEYS:
             return []
-        return [_nested(configs, key) for key in options] or ["experiment"]
+        written = {key.replace(".init_args", ""): key for config in configs for key in by_key(config)}
+        return [written.get(key, key) for key in options] or ["experiment"]
 
     @property
     def filter(self) -> str:
@@ -127,19 +127,6 @@ def read_sets(folder: Path) -> list[RunSet]:
         name = str(config.get("experiment") or path.parent.name)
         found.setdefault((name, project_of(wandb.get("project")), wandb.get("entity")), {})[path] = config
     return [RunSet(*place, runs) for place, runs in found.items()]
-
-
-def _nested(configs: Iterable[Config], key: str) -> str:
-    """Returns a dotted option as the config in W&B has it, where the arguments of a class are under ``init_args``."""
-    for config in configs:
-        with contextlib.suppress(KeyError, TypeError):  # not all have it
-            path, node = list[str](), config
-            for part in key.split("."):
-                inside = part not in node and "init_args" in node
-                for name in ["init_args"] * inside + [part]:
-                    path, node = [*path, name], node[name]
-            return ".".join(path)
-    return key
 
 
 def set_workspace(runs: RunSet, entity: str) -> Any:

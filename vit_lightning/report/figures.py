@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import textwrap
 from typing import Any
@@ -11,9 +10,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from vit_lightning.report.analysis import Analysis
-from vit_lightning.report.units import unit_of
-from vit_lightning.report.wording import interaction_lines, lines, reference
+from vit_lightning.report.analysis import Analysis, lines
+from vit_lightning.report.wording import WORDS, reference, said
 
 INK = "#010203"
 """Black that ``inline_svg`` replaces by the text colour of the page."""
@@ -41,17 +39,15 @@ def _shortened(name: str, most: int = 52) -> str:
     return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
+@matplotlib.rc_context(STYLE)
 def draw_differences(analysis: Analysis) -> Figure | None:
     """Draws differences with their intervals, zero, and the range too small to matter; None before there is one."""
-    with matplotlib.rc_context(STYLE):
-        known = any(line.one and line.one.n for line in lines(analysis))
-        return _draw_differences(analysis) if known else None
-
-
-def _draw_differences(analysis: Analysis) -> Figure:
-    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    rows = [(line, line.one) for line in [*lines(analysis), *interaction_lines(analysis)] if line.one is not None]
-    few, names = len(rows) <= MANY, [textwrap.wrap(f"{_shortened(row.arm)}: {row.label}", 34) for row, _ in rows]
+    rules, unit = analysis.rules, analysis.rules.unit
+    rows = [(line, line.one) for line in lines(analysis) if line.one is not None]
+    if not any(one.n for _, one in rows):
+        return None
+    labels = [f"{_shortened(line.arm.name)}: {said(analysis, line, briefly=True)}" for line, _ in rows]
+    few, names = len(rows) <= MANY, [textwrap.wrap(label, 34) for label in labels]
     tall = 0.75 + max(0.46 if few else 0.26, 0.16 * max(map(len, names)) + 0.06) * len(rows)
     figure = Figure(figsize=(WIDTH, tall), layout="constrained")
     axis = figure.subplots()
@@ -60,10 +56,10 @@ def _draw_differences(analysis: Analysis) -> Figure:
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
     axis.grid(axis="x", alpha=0.3)
-    edge = unit.scale * study.compare.smallest_effect
+    edge = unit.scale * rules.smallest_effect
     axis.axvspan(-edge, edge, color="0.5", alpha=0.18, linewidth=0)
     axis.axvline(0, color=INK, linewidth=0.8)
-    colours, places = [COLOUR_OF.get(row.outcome, "0.45") for row, _ in rows], range(len(rows))
+    colours, places = [COLOUR_OF.get(WORDS[line.kind].outcome, "0.45") for line, _ in rows], range(len(rows))
     for number, ((_, one), own) in enumerate(zip(rows, colours, strict=True)):
         if few and one.n:
             values = unit.scale * np.array([*one.counted.values()])
@@ -73,26 +69,21 @@ def _draw_differences(analysis: Analysis) -> Figure:
     low, high = unit.scale * np.array([analysis.for_new_images(one) for _, one in rows]).T
     axis.hlines(places, low, high, colors=colours, linewidth=1.2, zorder=1)
     axis.scatter(numbers[:, 2], places, s=36, color=colours, edgecolor="white", zorder=4)
-    side = "right" if study.goal == "maximize" else "left"
-    label = _shortened(f"{study.compare.metric}, difference to {reference(analysis)}", 60)
+    side = "right" if analysis.study.goal == "maximize" else "left"
+    label = _shortened(f"{rules.metric}, difference to {reference(analysis)}", 60)
     axis.set_xlabel(textwrap.fill(f"{unit.difference_label(label)}; {side} is better", 90))
     return figure
 
 
+@matplotlib.rc_context(STYLE)
 def to_svg(figure: Figure) -> str:
     """Returns the figure as an SVG file: the same bytes each time."""
-    return _draw(figure).replace(INK, "#000000")
-
-
-def inline_svg(figure: Figure, description: str) -> str:
-    """Returns the figure as part of a page, in the page's text colour."""
-    drawn = _draw(figure).replace(INK, "currentColor").replace("xlink:href", "href")
-    return drawn[drawn.index("<svg") :].replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
-
-
-@functools.lru_cache(maxsize=32)
-def _draw(figure: Figure) -> str:
     text = io.StringIO()
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return text.getvalue()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return text.getvalue().replace(INK, "#000000")
+
+
+def inline_svg(svg: str, description: str) -> str:
+    """Returns the file of a figure as part of a page, in the page's text colour."""
+    drawn = svg[svg.index("<svg") :].replace("#000000", "currentColor").replace("xlink:href", "href")
+    return drawn.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)

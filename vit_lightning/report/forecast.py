@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vit_lightning.metric_facts import facts_of
 from vit_lightning.notation import counted, show_time
 from vit_lightning.report.comparisons import compare, compare_all, design_of, runs_left, terms_of
 from vit_lightning.report.sequential import Values, at, follow
 from vit_lightning.report.study import Compare, Study
-from vit_lightning.report.units import unit_of
 
 POWER = 0.8
 """Probability of finding a difference, below which a study is called too small for it."""
@@ -39,9 +37,7 @@ def assumed_sd(rules: Compare, images: int | None) -> float | None:
     A pair of runs that disagree on a fraction of the images have a difference with the variance fraction / images, if
     it is left to chance on each of these images which of the two is right.
     """
-    facts = facts_of(rules.metric)
-    known = images is not None and facts is not None and facts.counts_images
-    return math.sqrt(rules.disagreement / images) if known and images else None
+    return math.sqrt(rules.disagreement / images) if rules.counts_images and images else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
         images: test images of a run; None if nobody knows.
         seconds: time of the study for each of its runs; None if nobody knows.
     """
-    rules, unit, comparisons = study.compare, unit_of(study.compare.metric), compare_all(study)
+    rules, comparisons = study.compare, compare_all(study)
     left = len(runs_left(study, [one for one in comparisons if one.is_open], until_last=True))
     most = f"at most {counted(left, 'run')}" + ("" if seconds is None else f": {show_time(seconds * left)}")
     if under_way := [(one, one.analysis) for one in comparisons if one.is_open and one.analysis is not None]:
@@ -101,11 +97,11 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
     if sd is None:
         return [f"what {rules.metric} can show is said after {FEWEST} pairs of runs; {most}"]
     terms = terms_of(study).values()
-    effect, who = unit.plain(rules.smallest_effect), "each arm is" if rules.arms == "baseline" else "one arm is"
+    effect, who = rules.shown_effect, "each arm is" if rules.arms == "baseline" else "one arm is"
     alike, differ = (expect(rules, terms, sd, truth) for truth in (0.0, rules.smallest_effect))
     few = "" if differ.better >= POWER else ": raise compare.max_seeds, compare.smallest_effect or the test images"
     return [
-        f"two runs differ by {unit.rounded(sd)} (standard deviation), {source}",
+        f"two runs differ by {rules.unit.plain(float(f'{sd:.2g}'))} (standard deviation), {source}",
         f"{rules.max_seeds} seeds show an improvement of {effect} with a probability of {_percent(differ.better)}{few}",
         f"about {alike.runs:.0f} runs if the arms are alike ({_percent(alike.answered)} of the comparisons answered), "
         f"{differ.runs:.0f} if {who} better by {effect}; {most}",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from vit_lightning.figures.style import STYLE, template_of
-from vit_lightning.report.analysis import Analysis
-from vit_lightning.report.figures import inline_svg, to_svg
+from vit_lightning.report.analysis import Analysis, lines
+from vit_lightning.report.figures import inline_svg
 from vit_lightning.report.report import Report
 from vit_lightning.report.tables import markdown, results_csv
 from vit_lightning.report.units import NONE
-from vit_lightning.report.wording import SUM, command, headline, quoted, rule
+from vit_lightning.report.wording import SUM, command, quoted, rule
 from vit_lightning.storage.folder import write_whole
 
 FIGURE = "figures/differences.svg"
@@ -26,17 +27,18 @@ CAPTION = (
 
 def make_page(report: Report) -> str:
     """Returns the whole page."""
-    study, figure = report.study, report.figure
+    study, names = report.study, [quoted(line.arm.name) for line in lines(report.analysis)]
+    answer = escape(report.headline, quote=False)
     advice, found, options = report.recommendation.partition(command(study))
     return template_of(Path(__file__).with_name("page.html")).render(
         report=report,
         study=study,
         style=STYLE,
-        answer=headline(report.analysis, lambda name: f"<b>{escape(quoted(name), quote=False)}</b>"),
+        answer=re.sub("|".join(re.escape(escape(name, quote=False)) for name in names), r"<b>\g<0></b>", answer),
         advice=advice,
         command=found + options,
         caption=CAPTION,
-        figure="" if figure is None else inline_svg(figure, escape(CAPTION)),
+        figure=report.figure and inline_svg(report.figure, escape(CAPTION)),
         rule=rule(report.analysis),
         again=f"lightning report {shlex.quote(str(study.folder))}",
         nothing=NONE,
@@ -51,7 +53,7 @@ def write_report(report: Report) -> list[Path]:
         "report.md": make_markdown(report),
         "results.csv": results_csv(report.study),
         "verdicts.json": json.dumps(verdicts(report.analysis), indent=2) + "\n",
-        **({} if report.figure is None else {FIGURE: to_svg(report.figure)}),
+        **({FIGURE: report.figure} if report.figure else {}),
     }
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -80,7 +82,7 @@ def make_markdown(report: Report) -> str:
     first = [name for name in tables if name.startswith("verdicts")]
     parts += [*map(markdown, [report.recommendation, *report.caveats]), *map(tables.pop, first)]
     parts.append("\n".join(f"- {markdown(text)}" for text in report.warnings))
-    parts += [f"![{CAPTION}]({FIGURE})"] * (report.figure is not None)
+    parts += [f"![{CAPTION}]({FIGURE})"] * bool(report.figure)
     parts.append("\n".join(f"- {name}: {markdown(text)}" for name, text in report.facts.items()))
     parts.append(markdown(rule(report.analysis)))
     return "\n\n".join(filter(None, [*parts, *tables.values()])) + "\n"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from matplotlib.figure import Figure
-
 from vit_lightning.report import tables
-from vit_lightning.report.analysis import Analysis, analyse
+from vit_lightning.report.analysis import Analysis, analyse, lines
 from vit_lightning.report.checks import Check, read_facts, run_checks
-from vit_lightning.report.figures import draw_differences
+from vit_lightning.report.figures import draw_differences, to_svg
 from vit_lightning.report.study import Study
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import caveats, headline, interaction_lines, lines, notes, recommendation, sentence
+from vit_lightning.report.wording import caveats, headline, notes, recommendation, sentence
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Report:
     caveats: list[str]
     """What the answer holds for, and what would bend it: one line each, beside the answer."""
     sentences: list[str]
-    """A line for each arm, the best mean first."""
+    """A line for each arm, the best mean first, and for each interaction."""
     notes: list[str]
     """What one must know beside the verdicts."""
     facts: dict[str, str]
@@ -35,8 +33,8 @@ class Report:
     checks: list[Check]
     tables: dict[str, Table]
     """Tables that have rows, in the order in which they are shown."""
-    figure: Figure | None
-    """The answer, drawn; None before there is a difference."""
+    figure: str
+    """The answer, drawn as SVG; empty before there is a difference."""
 
     @property
     def study(self) -> Study:
@@ -46,7 +44,8 @@ class Report:
     def warnings(self) -> list[str]:
         """Notes, and checks that failed, one line each."""
         said = "; ".join(self.study.plan_changed)  # beside the answer
-        return [*self.notes, *(str(check) for check in self.checks if check.ok is False and check.text != said)]
+        failed = [check for check in self.checks if check.ok is False and check.text != said]
+        return [*self.notes, *(f"Check failed: {check.name}. {check.text}" for check in failed)]
 
     @property
     def lines(self) -> list[str]:
@@ -59,7 +58,7 @@ def make_report(study: Study) -> Report:
     """Analyses a study and makes all sentences, tables and the figure of its report."""
     analysis = analyse(study)
     chain = [*analysis.by_metric()]
-    checks, facts = run_checks(analysis), read_facts(analysis)
+    checks, facts, figure = run_checks(analysis), read_facts(analysis), draw_differences(analysis)
     made = {
         **{f"verdicts{n or ''}": tables.verdict_table(one) for n, one in enumerate(chain)},
         "arms": tables.arm_table(analysis),
@@ -74,10 +73,10 @@ def make_report(study: Study) -> Report:
         headline=headline(analysis),
         recommendation=recommendation(analysis),
         caveats=caveats(analysis, facts),
-        sentences=[sentence(one, line) for one in chain for line in (*lines(one), *interaction_lines(one))],
+        sentences=[sentence(one, line) for one in chain for line in lines(one)],
         notes=notes(analysis),
         facts=facts,
         checks=checks,
         tables={name: table for name, table in made.items() if table.rows},
-        figure=draw_differences(analysis),
+        figure=to_svg(figure) if figure else "",
     )

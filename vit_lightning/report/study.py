@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vit_lightning.config.files import word
-from vit_lightning.metric_facts import Goal, goal_of
+from vit_lightning.metric_facts import Goal, facts_of, goal_of
 from vit_lightning.report.sequential import Answer
+from vit_lightning.report.units import Unit, unit_of
 
 MOST_SEEDS = 1000
 """Most seeds of a plan: the boundaries of so many analyses take a second."""
@@ -63,6 +64,27 @@ class Compare:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extended", tuple(self.extended))  # a list, in the ledger's file
+
+    @property
+    def unit(self) -> Unit:
+        """Notation of the metric."""
+        return unit_of(self.metric)
+
+    @property
+    def shown_effect(self) -> str:
+        """The smallest effect with its unit."""
+        return self.unit.plain(self.smallest_effect)
+
+    @property
+    def counts_images(self) -> bool:
+        """Whether the metric is a fraction of the test images."""
+        facts = facts_of(self.metric)
+        return facts is not None and facts.counts_images
+
+    @property
+    def test_set(self) -> str:
+        """Name of the further test set that the metric is of; empty for the test images."""
+        return self.metric.partition("/")[2].rpartition("/")[0]
 
 
 State = Literal["done", "failed", "missing"]
@@ -199,6 +221,12 @@ class Study:
     timing: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Of each arm, with equal time: its baseline, the ratio of the seconds of a step, its steps, options for them."""
 
+    @functools.cached_property
+    def levels(self) -> dict[str, tuple[str, ...]]:
+        """Names of the levels that make each arm, one of each factor."""
+        named = [[level_name(key, value) for value in values] for key, values in self.factors.items()]
+        return {arm_name(*levels): levels for levels in itertools.product(*named)}
+
     def given(self, arm: str) -> dict[str, Any]:
         """Returns the options of an arm: its own, what tuning has chosen, and its steps for equal time."""
         of_time: dict[str, Any] = self.timing.get(arm, {}).get("options", {})
@@ -222,6 +250,11 @@ class Study:
     def done(self) -> list[Run]:
         """Runs with results."""
         return [run for run in self.runs if run.state == "done"]
+
+    @functools.cached_property
+    def results(self) -> dict[tuple[str, int], Run]:
+        """Runs with results by arm and seed."""
+        return {(run.arm, run.seed): run for run in self.done}
 
     @property
     def missing(self) -> int:

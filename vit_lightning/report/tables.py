@@ -9,17 +9,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from vit_lightning.config.files import word
 from vit_lightning.notation import counted
-from vit_lightning.report.analysis import Analysis, Arm
+from vit_lightning.report.analysis import Analysis, Arm, Line, lines
 from vit_lightning.report.checks import Check
-from vit_lightning.report.study import Study
+from vit_lightning.report.study import Study, written
 from vit_lightning.report.units import NONE, unit_of
-from vit_lightning.report.wording import SUM, Line, interaction_lines, level_of, lines, named, reference, show_p
+from vit_lightning.report.wording import SUM, WORDS, following, level_of, reference, said, settings, show_p, tuned
 from vit_lightning.storage.folder import to_csv
 
-COSTS = ("train_seconds", "seconds", "images_per_second", "peak_memory_mb")
-"""Keys of ``results.json`` that training does not determine."""
+COSTS = {
+    "parameters": "parameters",
+    "flops": "FLOPs per image",
+    "images_per_second": "images/s",
+    "train_seconds": "training, s",
+    "seconds": "run, s",
+    "peak_memory_mb": "memory, MB",
+}
+"""Header of each cost in ``results.json``; training determines the first two alone."""
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[Row], str]]
 """Header of a column, and the text of a row's cell."""
@@ -33,8 +39,8 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     note: str = ""
-    kinds: list[str] | None = None
-    """Class of each row on a page."""
+    outcomes: list[str] | None = None
+    """Outcome of each row's verdict, which colours it on a page."""
 
     def to_markdown(self) -> str:
         def line(cells: Sequence[str]) -> str:
@@ -57,24 +63,23 @@ def tabulate(caption: str, rows: Iterable[Row], columns: Sequence[Column[Row]], 
 
 def verdict_table(analysis: Analysis) -> Table:
     """A line for each arm: the answer."""
-    study, rules, unit = analysis.study, analysis.study.compare, unit_of(analysis.study.compare.metric)
-    found, level = [*lines(analysis), *interaction_lines(analysis)], level_of(analysis)
-    failed = {arm.name: f"{len(arm.failed)} of {len(arm.runs)}" for arm in analysis.arms if arm.failed}
-    about = " about these values" if study.tuning is not None and not study.tuning.replicates else ""
+    tuning, rules, unit, level = analysis.study.tuning, analysis.rules, analysis.rules.unit, level_of(analysis)
+    found = {line: said(analysis, line, briefly=rules.arms == "baseline") for line in lines(analysis)}
+    about = " about these values" if tuning is not None and not tuning.replicates else ""
     alpha = f"{100 * rules.alpha:g} %"
     risk = f"The probability that any verdict{about} is false is at most {alpha}."
     share = 0.0 if analysis.luck is None else float((analysis.luck > 0).mean())
-    if share > rules.alpha or any("tuning luck" in line.label for line in found):
+    if share > rules.alpha or any("tuning luck" in verdict for verdict in found.values()):
         risk += f" Tuning luck: arms exactly alike, each tuned, are called better or worse in {100 * share:.0f} % of "
         risk += f"studies; the {alpha} leave it out (tune.replicates counts it in)."
 
     columns: list[tuple[str, Callable[[Line], str], str]] = [  # header, cell and note
-        ("arm", lambda line: named(analysis, line.arm, str), ""),
-        ("verdict", lambda line: line.verdict if rules.arms == "pairs" else line.label, risk),
+        ("arm", lambda line: line.arm.name + tuned(analysis, line.arm.name), ""),
+        ("verdict", lambda line: found[line], risk),
         ("holds", lambda line: line.holds or NONE, "New images: test images of the same kind, drawn anew."),
-        ("settings", lambda line: line.changes or NONE, ""),
-        ("failed", lambda line: failed.get(line.arm, NONE), ""),
-        (unit.label("mean"), lambda line: unit.value(line.mean), "Means are over all runs of an arm."),
+        ("settings", lambda line: settings(analysis, line) or NONE, ""),
+        ("failed", lambda line: f"{n} of {len(line.arm.runs)}" if (n := len(line.arm.failed)) else NONE, ""),
+        (unit.label("mean"), lambda line: unit.value(line.arm.mean), "Means are over all runs of an arm."),
         (
             unit.difference_label("difference"),
             lambda line: unit.signed(line.one.mean) if line.one else NONE,
@@ -85,22 +90,21 @@ def verdict_table(analysis: Analysis) -> Table:
             lambda line: unit.interval(line.one.low, line.one.high) if line.one else NONE,
             f"Range: where the difference would end with ever more seeds, {level} sure at all looks.",
         ),
-        ("pairs", lambda line: str(line.n) if line.one and line.n else NONE, ""),
-        ("what next", lambda line: line.following or NONE, ""),
+        ("pairs", lambda line: str(line.one.n) if line.one and line.one.n else NONE, ""),
+        ("what next", lambda line: following(analysis, line) or NONE, ""),
     ]
     shown = [one for one in columns if any(one[1](line) != NONE for line in found)]
     caption = f"{rules.metric} against {reference(analysis)}, best first"
     table = tabulate(caption, found, [one[:2] for one in shown], " ".join(filter(None, (one[2] for one in shown))))
-    return replace(table, kinds=[line.outcome for line in found])
+    return replace(table, outcomes=[WORDS[line.kind].outcome for line in found])
 
 
 def arm_table(analysis: Analysis) -> Table:
     """Results of each arm."""
-    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    baseline = study.baseline if study.compare.arms == "baseline" else None
-
+    rules, unit = analysis.rules, analysis.rules.unit
+    baseline = analysis.study.baseline if rules.arms == "baseline" else None
     return tabulate(
-        f"{unit.label(study.compare.metric)} of each arm",
+        f"{unit.label(rules.metric)} of each arm",
         analysis.ranked,
         [
             ("arm", lambda arm: arm.name + (" (baseline)" if arm.name == baseline else "")),
@@ -126,10 +130,7 @@ def tuning_table(analysis: Analysis) -> Table:
         times = f" (chosen in {anew.count(values)} of {len(anew)} runs)" * (values in anew)
         return unit.value(mean(arm.name, values)) + (times or " (chosen)" * (values == chosen.get(arm.name)))
 
-    columns: list[Column[Arm]] = [
-        (", ".join(f"{key}={word(value)}" for key, value in values.items()), partial(shown, values))
-        for values in tuning.tried
-    ]
+    columns: list[Column[Arm]] = [(written(values), partial(shown, values)) for values in tuning.tried]
     trials, seeds = counted(len(columns) * len(tuning.seeds), "trial"), ", ".join(map(str, tuning.seeds))
     if tuning.replicates:
         seeds = f"{tuning.seeds[0]} to {max((trial.seed for trial in tuning.trials), default=tuning.seeds[-1])}"
@@ -144,10 +145,9 @@ def tuning_table(analysis: Analysis) -> Table:
 
 def difference_table(analysis: Analysis) -> Table:
     """Each comparison: the numbers behind the verdict."""
-    study, unit = analysis.study, unit_of(analysis.study.compare.metric)
-    level = analysis.comparisons[0].design.level
+    rules, unit, level = analysis.rules, analysis.rules.unit, analysis.comparisons[0].design.level
     return tabulate(
-        f"Comparisons by {unit.difference_label(study.compare.metric)}",
+        f"Comparisons by {unit.difference_label(rules.metric)}",
         [*analysis.ordered, *analysis.interactions],
         [
             ("arm", lambda one: one.arm),
@@ -166,7 +166,7 @@ def difference_table(analysis: Analysis) -> Table:
         f"misses the true difference with a probability of at most {show_p(level)}, whenever one looks. The range of "
         "the first table is the same, but for an end that not better or not worse rules out: there it is the one-sided "
         "bound of that verdict. On new images: also if test images were drawn anew. p, of a difference from 0, is "
-        f"corrected for all comparisons and analyses: compare it with {study.compare.alpha:g}.",
+        f"corrected for all comparisons and analyses: compare it with {rules.alpha:g}.",
     )
 
 
@@ -180,15 +180,8 @@ def cost_table(analysis: Analysis) -> Table:
 
     columns: list[Column[Arm]] = [
         (text, partial(shown, key))
-        for key, text in {
-            "parameters": "parameters",
-            "flops": "FLOPs per image",
-            "images_per_second": "images/s",
-            "train_seconds": "training, s",
-            "seconds": "run, s",
-            "peak_memory_mb": "memory, MB",
-        }.items()
-        if any(not math.isnan(arm.median(key)) for arm in analysis.arms)
+        for key, text in COSTS.items()
+        if any(not math.isnan(arm.median(key)) for arm in analysis.ranked)
     ]
     return tabulate(
         "Costs of a run",
@@ -218,7 +211,7 @@ def failed_table(study: Study) -> Table:
 
 def results_csv(study: Study) -> str:
     """Returns the results of each finished run that training determines; the same bytes for the same training."""
-    names = sorted({name for run in study.done for name in run.results} - {*COSTS, "seed", "sha256"})
+    names = sorted({name for run in study.done for name in run.results} - {*[*COSTS][2:], "seed", "sha256"})
     keys = list(dict.fromkeys(key for overrides in study.arms.values() for key in overrides))
     rows: list[list[Any]] = []
     for run in study.done:

@@ -48,10 +48,6 @@ class Unit:
         shown = f"{self.scale * number:.6g}"
         return shown + (self.points.removesuffix("s") if shown == "1" else self.points)
 
-    def rounded(self, number: float) -> str:
-        """Writes a number with two significant digits."""
-        return self.plain(float(f"{number:.2g}"))
-
 
 def unit_of(metric: str) -> Unit:
     """Returns the notation of a metric."""

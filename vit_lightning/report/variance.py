@@ -115,8 +115,8 @@ def unlike_spreads(comparisons: Sequence[ArmComparison], level: float = 0.05) ->
     """
     found = []
     for one in comparisons:
-        results = {(run.arm, run.seed): float(run.results[one.study.compare.metric]) for run in one.study.done}
-        ours, theirs = (np.array([results[arm, seed] for seed in one.counted]) for arm in (one.arm, one.other))
+        runs = [[one.study.results[arm, seed] for seed in one.counted] for arm in (one.arm, one.other)]
+        ours, theirs = (np.array([float(run.results[one.metric]) for run in of_arm]) for of_arm in runs)
         step = 1 / one.images if one.images else 0.0
         if one.analysis is None or spread_p(ours, theirs, step) > level / len(comparisons):
             continue
