@@ -72,15 +72,13 @@ def write_images(folder: Path, count: int, *, size: tuple[int, int] = (20, 14), 
         Image.fromarray(pixels).save(folder / f"{number:03}.jpg")
 
 
-def write_parquet(path: Path, folder: Path, *, damage: int | None = None) -> None:
+def write_parquet(path: Path, folder: Path) -> None:
     """The images of class folders as a table, class names in its metadata."""
     import datasets
 
     names = sorted(place.name for place in folder.iterdir())
     files = [(file, label) for label, name in enumerate(names) for file in sorted((folder / name).iterdir())]
     images = [{"bytes": file.read_bytes(), "path": file.name} for file, _ in files]
-    if damage is not None:
-        images[damage]["bytes"] = b"no image"
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
     table = datasets.Dataset.from_dict({"image": images, "label": [label for _, label in files]}, features=features)
     path.parent.mkdir(exist_ok=True)

@@ -150,18 +150,26 @@ def test_each_epoch_shows_each_image_once_in_an_order_of_its_own():
     first, second = ([index for batch in epoch for index in batch] for epoch in (seen[:7], seen[7:]))
     assert sorted(first) == sorted(second) == list(range(1294))
     assert first != second
+    limited, fitted = (
+        train(Digits(batch_size=200), **given).seen for given in ({"limit_train_batches": 2}, {"overfit_batches": 2})
+    )
+    assert len(limited) == len(fitted) == 4
+    assert limited[:2] != limited[2:]
+    assert fitted[:2] == fitted[2:]
 
 
-def test_order_and_augmentation_follow_the_seed_and_not_the_workers():
-    def images(seed: int, workers: int) -> list[torch.Tensor]:
+def test_order_augmentation_and_mixing_follow_the_seed_and_the_step_and_not_the_workers():
+    def trained(seed: int, workers: int) -> Recorder:
         seed_everything(seed, verbose=False)
-        data = Digits(batch_size=500, num_workers=workers, augment=[RandomCrop(2), HorizontalFlip()])
-        return train(data).images
+        augment, mixing = [RandomCrop(2), HorizontalFlip()], [MixUp(), CutMix()]
+        return train(Digits(batch_size=200, num_workers=workers, augment=augment, mixing=mixing))
 
-    reference = images(5, 0)
-    assert all(torch.equal(a, b) for a, b in zip(reference, images(5, 2), strict=True))
-    assert not torch.equal(reference[0], images(6, 0)[0])
-    assert not torch.equal(reference[0], reference[3])
+    first, again, other = trained(5, 0), trained(5, 2), trained(6, 0)
+    assert len(first.targets) == 14
+    for one, same in ((first.images, again.images), (first.targets, again.targets)):
+        assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not torch.equal(first.images[0], other.images[0])
+    assert len({round(float(targets.max(1).values.min()), 4) for targets in first.targets}) > 10
 
 
 def test_images_that_are_measured_are_not_augmented():
@@ -175,18 +183,6 @@ def test_images_that_are_measured_are_not_augmented():
 
     run.predict(Watch(), data)
     assert torch.equal(torch.cat(shown), data.transform.normalise(data.dataset("test").images))
-
-
-def test_limit_train_batches_ends_the_epoch_early_with_an_order_of_its_own():
-    seen = train(Digits(batch_size=200), limit_train_batches=2).seen
-    assert len(seen) == 4
-    assert seen[:2] != seen[2:]
-
-
-def test_overfit_batches_repeats_the_same_images():
-    seen = train(Digits(batch_size=200), overfit_batches=2).seen
-    assert len(seen) == 4
-    assert seen[:2] == seen[2:]
 
 
 def test_a_fraction_is_trained_on_and_validation_stays_whole():
@@ -206,21 +202,6 @@ def test_shots_are_images_of_each_class():
     with pytest.raises(UserError) as caught:
         Digits(shots=3, fraction=0.5, repetitions=0, mixing_off_epoch=5)
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["repetitions", "shots", "mixing_off_epoch"]
-
-
-def mixed(seed: int, **arguments: object) -> Recorder:
-    seed_everything(seed, verbose=False)
-    return train(Digits(batch_size=200, mixing=[MixUp(), CutMix()]), **arguments)
-
-
-def test_mixing_follows_the_seed_and_the_step_and_trains():
-    first, again, other = mixed(1), mixed(1), mixed(2)
-    assert len(first.targets) == 14
-    assert all(torch.equal(a, b) for a, b in zip(first.images, again.images, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(first.targets, again.targets, strict=True))
-    assert not torch.equal(first.images[0], other.images[0])
-    shares = {round(float(targets.max(1).values.min()), 4) for targets in first.targets}
-    assert len(shares) > 10
 
 
 def test_mixing_has_its_probability_and_ends_where_it_is_asked_to():

@@ -1,5 +1,6 @@
 """Datasets, data modules and transforms of the user's own, in the place of ours."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,136 +19,12 @@ from vit_lightning.data.items import Items, read_item, to_pixels
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.storage.metrics import read_results
 
-OWN = '''
-import random
-
-import numpy as np
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Scans:
-    """Digits with random noise of its own."""
-
-    def __init__(self, count: int = 80):
-        digits = load_digits()
-        self.images, self.labels = (15 * digits.images[:count]).astype(np.uint8), digits.target[:count]
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        image = torch.from_numpy(self.images[index]) + torch.randint(0, 3, (8, 8), dtype=torch.uint8)
-        return (255 - image if random.random() < 0.5 else image), int(self.labels[index])
-
-
-def noisy(image):
-    return image ^ torch.from_numpy(np.random.randint(0, 4, image.shape, dtype=np.uint8))
-
-
-class Untested(LightningDataModule):
-    num_classes = 10
-
-    def __init__(self, count: int = 60):
-        super().__init__()
-        self.count = count
-
-    def setup(self, stage):
-        digits = load_digits()
-        images, labels = torch.tensor(digits.images[: self.count, None]).float() / 16, torch.tensor(digits.target)
-        self.set = TensorDataset(images, labels[: self.count])
-
-    def train_dataloader(self):
-        return DataLoader(self.set, 16, True)
-
-    def val_dataloader(self):
-        return DataLoader(self.set, 16)
-
-
-class Module(Untested):
-    test_dataloader = Untested.val_dataloader
-
-
-class Unvalidated(LightningDataModule):
-    num_classes, count = 10, 60
-    setup, train_dataloader, test_dataloader = Untested.setup, Untested.train_dataloader, Module.test_dataloader
-
-
-class Trained(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 10)
-
-    def training_step(self, batch, batch_idx):
-        return torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
-
-    def test_step(self, batch, batch_idx):
-        self.log("test/acc", (self.layer(batch[0].flatten(1)).argmax(1) == batch[1]).float().mean())
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.1)
-
-
-class Chunks(Module):
-    calls = 0
-
-    def train_dataloader(self):
-        self.calls += 1
-        print("chunk", self.calls)
-        return super().train_dataloader()
-
-
-class Curriculum(Module):
-    def train_dataloader(self):
-        return DataLoader(self.set, 4 * (1 + self.trainer.current_epoch))
-
-
-class Lazy(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.LazyLinear(10)
-
-    def test_step(self, batch, batch_idx):
-        return None
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-class Twisted(Scans):
-    def __getitem__(self, index):
-        return {"x": 1, "y": 2}
-
-
-class Split(Module):
-    def __init__(self):
-        super().__init__()
-        self.first = np.random.permutation(60).tolist()
-
-    def setup(self, stage):
-        super().setup(stage)
-        self.drawn = torch.utils.data.random_split(self.set, [40, 20])
-        print("drawn", stage, self.first, sorted(self.drawn[1].indices))
-
-    def train_dataloader(self):
-        return DataLoader(self.drawn[0], 16, True)
-
-    def test_dataloader(self):
-        return DataLoader(self.drawn[1], 16)
-
-
-class Late(Scans):
-    def __getitem__(self, index):
-        return super().__getitem__(index) if index != 7 else 1 / 0
-'''
 FLAGS = (*SMALL, "--wandb.mode=disabled")
 
 
 @pytest.fixture
 def own(in_folder: Path) -> Path:
-    (in_folder / "my_scans.py").write_text(OWN)
+    shutil.copy(Path(__file__).with_name("my_scans.py"), in_folder)
     return in_folder
 
 

@@ -3,6 +3,7 @@ from functools import partial
 import pytest
 import torch
 from tensors import operators, randn, randomise
+from timm import layers
 
 from vit_lightning import ViT
 from vit_lightning.errors import UserError
@@ -21,7 +22,6 @@ def vit(**options):
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 100.0}, {"reference_grid": (4, 4)}], ids=str)
 def test_rotary_attention_equals_timm_s(options):
-    layers = pytest.importorskip("timm.layers")
     ours = RotaryAttention(16, 2, **options)
     ours.set_grid((2, 3), 1)
     theirs = layers.AttentionRope(16, 2, qkv_bias=True, num_prefix_tokens=1)
@@ -49,7 +49,6 @@ def plain(attention, tokens):
 
 
 def test_rotary_positions_of_pixels_equal_timm_s():
-    layers = pytest.importorskip("timm.layers")
     heads = randn(2, 3, 7, 8)
     ours = RotaryPositions((2, 3), 8, 1, max_resolution=16.0).double()
     rope = layers.RotaryEmbeddingCat(8, max_res=16, feat_shape=[2, 3]).get_embed().double()
@@ -59,7 +58,6 @@ def test_rotary_positions_of_pixels_equal_timm_s():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gates_of_elements_are_timm_s(bias):
-    layers = pytest.importorskip("timm.layers")
     ours = randomise(MultiHeadAttention(12, 3, gate="elements", norm=torch.nn.LayerNorm, qkv_bias=bias)).double()
     more = {"gated": True, "scale_norm": True, "norm_layer": torch.nn.LayerNorm}
     theirs = layers.Attention(12, 3, qkv_bias=bias, **more).double()

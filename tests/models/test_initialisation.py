@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import vit_pytorch as lucid
 from references import CONFIGS
+from timm.models import VisionTransformer
 from torch import Tensor, nn
+from torchvision.models import VisionTransformer as TorchvisionViT
+from transformers import ViTConfig, ViTForImageClassification
 
 import vit_lightning as vl
 from vit_lightning.weights import FAMILIES
@@ -21,23 +25,7 @@ State = dict[str, Tensor]
 
 
 def timm(**more: Any) -> nn.Module:
-    models = pytest.importorskip("timm.models")
-    return models.VisionTransformer(**SMALL, **more)
-
-
-def torchvision() -> nn.Module:
-    models = pytest.importorskip("torchvision.models")
-    return models.VisionTransformer(**TORCHVISION)
-
-
-def hugging_face() -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**HF))
-
-
-def vit_pytorch() -> nn.Module:
-    lucid = pytest.importorskip("vit_pytorch")
-    return lucid.ViT(**LUCID)
+    return VisionTransformer(**SMALL, **more)
 
 
 class TorchEncoder(nn.Module):
@@ -77,9 +65,9 @@ REFERENCES: dict[str, tuple[str, Callable[[], nn.Module], str, dict[str, Any]]] 
     "timm, registers": ("timm", partial(timm, reg_tokens=2), "timm", {**SMALL, "reg_tokens": 2}),
     "timm, map": ("timm", partial(timm, global_pool="map"), "timm", {**SMALL, "global_pool": "map"}),
     "deit": ("deit", as_deit, "timm", {**SMALL, "init_values": 0.1}),
-    "torchvision": ("torchvision", torchvision, "torchvision", TORCHVISION),
-    "hugging_face": ("hugging_face", hugging_face, "hf", HF),
-    "tutorial": ("tutorial", vit_pytorch, "vit_pytorch", LUCID),
+    "torchvision": ("torchvision", lambda: TorchvisionViT(**TORCHVISION), "torchvision", TORCHVISION),
+    "hugging_face": ("hugging_face", lambda: ViTForImageClassification(ViTConfig(**HF)), "hf", HF),
+    "tutorial": ("tutorial", lambda: lucid.ViT(**LUCID), "vit_pytorch", LUCID),
     "torch_encoder": ("torch_encoder", TorchEncoder, "torch_encoder", SMALL),
 }
 """By test: our name, what makes the library's model, family and config by which it is read."""

@@ -49,30 +49,6 @@ def assert_same(first: nn.Module, second: nn.Module, tolerance: float) -> None:
         assert not torch.equal(a, before)
 
 
-def test_lion_is_timm_s():
-    mine, theirs = network(), network()
-    settings = {"lr": 0.01, "betas": (0.8, 0.95)}
-    matrices, vectors = split(theirs)
-    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
-    train(mine, ours(mine, name="lion", weight_decay=0.3, **settings))
-    train(theirs, timm.optim.Lion(groups, **settings))
-    assert_same(mine, theirs, 1e-14)
-    defaults = inspect.signature(timm.optim.Lion).parameters["betas"].default
-    assert ours(network(), name="lion").param_groups[0]["betas"] == defaults == (0.9, 0.99)
-
-
-def test_lamb_is_timm_s():
-    mine, theirs = network(), network()
-    for weights in (mine, theirs):
-        nn.init.zeros_(weights[4].weight)  # as a classifier begins: its first step is not scaled
-    settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6}
-    matrices, vectors = split(theirs)
-    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
-    train(mine, ours(mine, name="lamb", weight_decay=0.3, **settings), steps=20)
-    train(theirs, timm.optim.Lamb(groups, max_grad_norm=None, **settings), steps=20)
-    assert_same(mine, theirs, 1e-13)
-
-
 def test_muon_is_torch_s_with_torch_s_adamw_for_the_rest():
     mine, theirs = network(), network()
     matrices, vectors = split(theirs)
@@ -89,23 +65,31 @@ def test_muon_is_torch_s_with_torch_s_adamw_for_the_rest():
     assert all(group[name] == defaults[name].default for name in ("momentum", "nesterov", "ns_steps", "eps"))
 
 
+PLAIN = {"foreach": False, "fused": False}
+
+
 @pytest.mark.parametrize(
-    ("name", "settings", "reference", "more"),
+    ("name", "settings", "reference", "more", "tolerance"),
     [
-        ("sgd", {"momentum": 0.7, "nesterov": True}, torch.optim.SGD, {"momentum": 0.7, "nesterov": True}),
-        ("sgd", {}, torch.optim.SGD, {"momentum": 0.9}),
-        ("adam", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-6}),
-        ("adamw", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-6}),
+        ("sgd", {"momentum": 0.7, "nesterov": True}, torch.optim.SGD, PLAIN, 1e-11),
+        ("sgd", {}, torch.optim.SGD, {**PLAIN, "momentum": 0.9}, 1e-11),
+        ("adam", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.Adam, PLAIN, 1e-11),
+        ("adamw", {"betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.AdamW, PLAIN, 1e-11),
+        ("lion", {"betas": (0.8, 0.95)}, timm.optim.Lion, {}, 1e-14),
+        ("lion", {}, timm.optim.Lion, {}, 1e-14),
+        ("lamb", {"betas": (0.8, 0.95), "eps": 1e-6}, timm.optim.Lamb, {"max_grad_norm": None}, 1e-13),
     ],
     ids=str,
 )
-def test_the_others_are_torch_s(name, settings, reference, more):
+def test_the_others_are_those_of_torch_and_timm(name, settings, reference, more, tolerance):
     mine, theirs = network(), network()
+    for weights in (mine, theirs) if name == "lamb" else ():
+        nn.init.zeros_(weights[4].weight)  # as a classifier begins: its first step is not scaled
     matrices, vectors = split(theirs)
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
-    train(mine, ours(mine, name=name, lr=0.01, weight_decay=0.3, **settings))
-    train(theirs, reference(groups, lr=0.01, foreach=False, fused=False, **more))
-    assert_same(mine, theirs, 1e-11)
+    train(mine, ours(mine, name=name, lr=0.01, weight_decay=0.3, **settings), steps=20)
+    train(theirs, reference(groups, lr=0.01, **settings, **more), steps=20)
+    assert_same(mine, theirs, tolerance)
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "muon", "sgd"])
