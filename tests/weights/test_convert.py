@@ -42,7 +42,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(family):
     ("family", "change", "message"),
     [
         ("timm", {"embed_dims": 3}, "config.embed_dims=3: timm has no such option"),
-        ("timm", {"dynamic_img_size": True}, "config.dynamic_img_size=True: we do not have this option of timm"),
+        ("timm", {"block_fn": "ParallelBlock"}, "config.block_fn=ParallelBlock: we do not have this option of timm"),
         ("timm", {"global_pool": "prr"}, "config.global_pool=prr: we have token, avg"),
         ("timm", {"act_layer": "mish"}, "config.act_layer=mish: we have gelu"),
         ("timm", {"norm_layer": "batchnorm_1e-5"}, "config.norm_layer=batchnorm_1e-5 must be layernorm_EPS"),

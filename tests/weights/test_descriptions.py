@@ -285,6 +285,14 @@ def test_a_teacher_counts_only_as_the_average_of_a_student_like_it(others, depth
     assert (token == others.index(place)).all()
 
 
+def test_of_a_distillation_the_student_is_taken_and_not_a_teacher_like_it(tmp_path):
+    """vit-pytorch's DistillWrapper (vit-pytorch#62)."""
+    student, teacher = (timm_weights(prefix) for prefix in ("student.", "teacher."))
+    student["student.cls_token"].fill_(1)
+    torch.save({"distillation_token": torch.zeros(1, 32), **teacher, **student}, tmp_path / "a.pt")
+    assert (read_weights(tmp_path / "a.pt").tensors["cls_token"] == 1).all()
+
+
 def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = dict(enumerate("abcd"))

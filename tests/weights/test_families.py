@@ -98,6 +98,7 @@ dinov3 = partial(of_transformers, kind="DINOv3ViT", form="Model")
 deit = partial(of_transformers, kind="DeiT")
 PEERS = [
     *(("timm", timm_vit, {**TIMM, **options}) for options in TIMM_CONFIGS.values()),
+    ("timm", timm_vit, {**TIMM, "dynamic_img_size": True, "dynamic_img_pad": True}),
     *(("timm", distilled, {**TIMM, **o}) for o in ({}, {"num_classes": 0}, {"init_values": 0.1, "qkv_bias": False})),
     ("timm_legacy", timm_vit, {**TIMM, "mlp_ratio": 3.0, "qkv_bias": False}),
     *(
