@@ -1,4 +1,6 @@
+import itertools
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -460,3 +462,18 @@ def test_a_file_that_can_be_read_again_is_told_too(tmp_path):
     files.files = [tmp_path / "whole.png"]
     assert len(files.damage([0])) == 1
     assert files.damage([]) == []
+
+
+@pytest.mark.parametrize(("largest", "said"), [(4095, 1), (65535, 0)])
+def test_images_of_12_bits_in_16_are_said_to_be_nearly_black(tmp_path, largest, said):
+    """Sensors of 12 bits: of 256 levels 16 were left, and nothing told (pytorch-fid#62)."""
+    for split, name in itertools.product(("train", "val", "test"), "ab"):
+        (tmp_path / split / name).mkdir(parents=True)
+        for number in range(4):
+            pixels = np.full((8, 8), largest * (number + 1) // 4, np.uint16)
+            Image.fromarray(pixels).save(tmp_path / split / name / f"{number}.tif")
+    with warnings.catch_warnings(record=True) as caught:
+        ImageFolder(root=str(tmp_path), image_size=8, in_memory=False).dataset("test")
+    assert [str(one.message) for one in caught] == said * [
+        f"data.root={tmp_path}: images are nearly black (scale 16 bits to 65535)"
+    ]

@@ -162,8 +162,8 @@ def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Ima
     except UserError as fault:
         raise UserError(f"{name}: {fault}") from fault
     except UnidentifiedImageError as fault:  # whose text has the address of what was read, another one each time
-        known = f"{', '.join(FORMATS[:-1])} nor {FORMATS[-1]}"
-        raise DamagedImage(f"{name}: damaged image, or none (it is neither {known})") from fault
+        others = "others, such as TIFF of five bands, by a Dataset of your own"
+        raise DamagedImage(f"{name}: damaged image, or none of {', '.join(FORMATS)} ({others})") from fault
     except Exception as fault:
         text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
         raise DamagedImage(f"{name}: damaged image ({' '.join(text.split())})") from fault

@@ -112,7 +112,7 @@ class _Candidate(NamedTuple):
         shapes = {(name, value.shape) for name, value in self.tensors.items()}
         students = (one for one in found if self.has(_TEACHER) and one.has(_STUDENT))
         averaged = any(shapes <= {(name, value.shape) for name, value in one.tensors.items()} for one in students)
-        distilled = any("distill" in name for name in self.beside)  # vit-pytorch's wrapper, whose teacher is another ViT
+        distilled = any("distill" in name for name in self.beside)  # as in vit-pytorch's wrapper
         last = self.has(_BESIDE) or (self.has(_TEACHER) and (distilled or not averaged))
         return last, not (averaged or self.has(_AVERAGED)), self.has(_STUDENT)
 
