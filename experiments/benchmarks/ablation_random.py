@@ -124,7 +124,7 @@ def main() -> None:
                 verdict_table(by), difference_table(by)
             words = words_of(analysis)
             means = {name: arm.mean for name, arm in analysis.arms.items()}
-            for one in analysis.ordered:
+            for one in analysis.between_arms:
                 opposite = one.n > 0 and one.mean * (means[one.arm] - means[one.other]) < 0
                 found += ["signs differ without a reason"] * (opposite and "signs differ" not in words)
             verdicts(analysis)

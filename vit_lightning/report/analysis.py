@@ -109,7 +109,7 @@ class Analysis:
         return self.ranked[0].name if self.rules.arms == "pairs" else base_of(self.study, arm)
 
     @functools.cached_property
-    def ordered(self) -> list[ArmComparison]:
+    def between_arms(self) -> list[ArmComparison]:
         """Comparisons of two arms in the order of ``ranked``; of pairs, the arm with the better mean comes first."""
         place = {arm.name: number for number, arm in enumerate(self.ranked)}
         found = [one for one in self.comparisons if not one.is_interaction]
@@ -127,7 +127,7 @@ class Analysis:
         parts = self.components.get(frozenset((one.arm, one.other)))
         return (math.nan, math.nan) if parts is None else crossed_interval(one, parts)
 
-    def is_same(self, one: ArmComparison) -> bool:
+    def predicts_the_same(self, one: ArmComparison) -> bool:
         """Whether the runs of each pair have the same predictions."""
         parts = self.components.get(frozenset((one.arm, one.other)))
         return parts is not None and one.mean == parts.image == parts.rest == 0
@@ -182,22 +182,22 @@ class Line:
     arm: Arm
     kind: str
     """The verdict, as ``kind_of``, against the reference; that itself is the baseline or, of pairs, the leader."""
-    one: ArmComparison | None
+    comparison: ArmComparison | None
     """Comparison with the reference; None for the reference."""
-    own: list[ArmComparison]
+    comparisons: list[ArmComparison]
     """All comparisons of the arm; none of the baseline."""
     holds: str
     """Whether all that they claim holds on new images, too; empty where nothing is known of these, or claimed."""
 
     @property
     def is_interaction(self) -> bool:
-        return self.one is not None and self.one.is_interaction
+        return self.comparison is not None and self.comparison.is_interaction
 
 
 @functools.lru_cache(maxsize=4)
 def lines(analysis: Analysis) -> list[Line]:
     """Returns a line for each arm, the best mean first, then for each interaction."""
-    both = [*analysis.ordered, *(one.mirrored() for one in analysis.ordered)]
+    both = [*analysis.between_arms, *(one.mirrored() for one in analysis.between_arms)]
     found: list[Line] = []
     for arm in analysis.ranked:
         reference, own = analysis.reference_of(arm.name), [one for one in both if one.arm == arm.name]
@@ -231,7 +231,7 @@ def holds(analysis: Analysis, comparisons: Sequence[ArmComparison]) -> str:
     """Says whether all that is claimed also holds by the ranges for new images; an empty text without images."""
     claimed = [one for one in comparisons if one.claims and analysis.tested.same]
     for one in claimed:
-        low, high = (0.0, 0.0) if analysis.is_same(one) else analysis.for_new_images(one)
+        low, high = (0.0, 0.0) if analysis.predicts_the_same(one) else analysis.for_new_images(one)
         effect = one.design.smallest_effect
         shown = {"better": low > 0, "worse": high < 0, "not better": high < effect, "not worse": low > -effect}
         matters = min(abs(low), abs(high)) >= effect

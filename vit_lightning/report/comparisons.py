@@ -58,30 +58,6 @@ class ArmComparison:
         """Whether it asks if the effects of two factors add up."""
         return len(self.terms) == 4
 
-    @functools.cached_property
-    def failed(self) -> list[Run]:
-        """Runs of its arms that have failed, seed by seed."""
-        ours = [run for run in self.study.runs if run.arm in self.terms and run.seed in self.study.seeds]
-        return sorted((run for run in ours if run.state == "failed"), key=lambda run: run.seed)
-
-    def _whole(self, pairs: int) -> list[int]:
-        """Returns the places of the seeds without a failed run, from 1 on, among those that some pairs may take."""
-        failed = {run.seed for run in self.failed}
-        return [place for place, seed in enumerate(self.study.seeds[: most_seeds(pairs)], 1) if seed not in failed]
-
-    def seeds_for(self, pairs: int) -> int:
-        """Returns how many seeds of the plan some pairs take, with those of failed runs; at most ``most_seeds``.
-
-        Where too many have failed it is the place of the failure after which the others are too few.
-        """
-        whole, most = self._whole(pairs), min(most_seeds(pairs), len(self.study.seeds))
-        return whole[pairs - 1] if len(whole) >= pairs else sorted({*range(1, most + 1)} - {*whole})[most - pairs]
-
-    @property
-    def blocked(self) -> bool:
-        """Whether so many runs have failed that the seeds of the next analysis do not hold its pairs."""
-        return self.next is not None and len(self._whole(self.next)) < self.next
-
     @property
     def n(self) -> int:
         """Pairs behind the numbers."""
@@ -93,20 +69,14 @@ class ArmComparison:
         return dict(itertools.islice(self.differences.items(), self.n))
 
     @property
-    def next(self) -> int | None:
-        """Pairs of the next analysis; None where there is none."""
-        later = () if self.decided else self.design.analyses[len(self.course.pairs) :]
-        return next(iter(later), None)
+    def mean(self) -> float:
+        """Mean difference, not corrected for the choice of the time to stop."""
+        return float(np.mean(list(self.counted.values()))) if self.n else math.nan
 
     @property
-    def is_open(self) -> bool:
-        """Whether more runs may decide it."""
-        return self.next is not None and not self.blocked
-
-    @property
-    def is_unlikely(self) -> bool:
-        """Whether it has ended without an answer, as that has become unlikely."""
-        return self.analysis is not None and bool(self.course.unlikely[self.analysis])
+    def sd(self) -> float:
+        """Standard deviation of the differences."""
+        return math.nan if self.analysis is None else float(self.course.sd[self.analysis])
 
     @property
     def claims(self) -> list[Claim]:
@@ -127,14 +97,9 @@ class ArmComparison:
         return next(iter(self.claims), "failed" if self.blocked else "undecided")
 
     @property
-    def mean(self) -> float:
-        """Mean difference, not corrected for the choice of the time to stop."""
-        return float(np.mean(list(self.counted.values()))) if self.n else math.nan
-
-    @property
-    def sd(self) -> float:
-        """Standard deviation of the differences."""
-        return math.nan if self.analysis is None else float(self.course.sd[self.analysis])
+    def is_unlikely(self) -> bool:
+        """Whether it has ended without an answer, as that has become unlikely."""
+        return self.analysis is not None and bool(self.course.unlikely[self.analysis])
 
     @functools.cached_property
     def interval(self) -> tuple[float, float]:
@@ -189,6 +154,11 @@ class ArmComparison:
             return math.nan, math.nan
         return (low, high) if self.study.goal == "maximize" else (-high, -low)
 
+    @functools.cached_property
+    def p(self) -> float:
+        """p of a difference on the scale of the study's alpha, corrected for all comparisons and analyses."""
+        return p_value(np.array(list(self.counted.values())), self.design)
+
     def mirrored(self) -> ArmComparison:
         """Returns the comparison of the other with the arm."""
         differences = {seed: -value for seed, value in self.differences.items()}
@@ -196,10 +166,40 @@ class ArmComparison:
         course = self.course.mirrored()
         return replace(self, arm=self.other, other=self.arm, terms=terms, course=course, differences=differences)
 
+    @property
+    def next(self) -> int | None:
+        """Pairs of the next analysis; None where there is none."""
+        later = () if self.decided else self.design.analyses[len(self.course.pairs) :]
+        return next(iter(later), None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more runs may decide it."""
+        return self.next is not None and not self.blocked
+
+    @property
+    def blocked(self) -> bool:
+        """Whether so many runs have failed that the seeds of the next analysis do not hold its pairs."""
+        return self.next is not None and len(self._whole(self.next)) < self.next
+
+    def seeds_for(self, pairs: int) -> int:
+        """Returns how many seeds of the plan some pairs take, with those of failed runs; at most ``most_seeds``.
+
+        Where too many have failed it is the place of the failure after which the others are too few.
+        """
+        whole, most = self._whole(pairs), min(most_seeds(pairs), len(self.study.seeds))
+        return whole[pairs - 1] if len(whole) >= pairs else sorted({*range(1, most + 1)} - {*whole})[most - pairs]
+
+    def _whole(self, pairs: int) -> list[int]:
+        """Returns the places of the seeds without a failed run, from 1 on, among those that some pairs may take."""
+        failed = {run.seed for run in self.failed}
+        return [place for place, seed in enumerate(self.study.seeds[: most_seeds(pairs)], 1) if seed not in failed]
+
     @functools.cached_property
-    def p(self) -> float:
-        """p of a difference on the scale of the study's alpha, corrected for all comparisons and analyses."""
-        return p_value(np.array(list(self.counted.values())), self.design)
+    def failed(self) -> list[Run]:
+        """Runs of its arms that have failed, seed by seed."""
+        ours = [run for run in self.study.runs if run.arm in self.terms and run.seed in self.study.seeds]
+        return sorted((run for run in ours if run.state == "failed"), key=lambda run: run.seed)
 
 
 def design_of(rules: Compare, comparisons: int) -> Design:

@@ -43,7 +43,7 @@ def _shortened(name: str, most: int = 52) -> str:
 def draw_differences(analysis: Analysis) -> Figure | None:
     """Draws differences with their intervals, zero, and the range too small to matter; None before there is one."""
     rules, unit = analysis.rules, analysis.rules.unit
-    rows = [(line, line.one) for line in lines(analysis) if line.one is not None]
+    rows = [(line, line.comparison) for line in lines(analysis) if line.comparison is not None]
     if not any(one.n for _, one in rows):
         return None
     labels = [f"{_shortened(line.arm.name)}: {said(analysis, line, briefly=True)}" for line, _ in rows]

@@ -82,15 +82,15 @@ def verdict_table(analysis: Analysis) -> Table:
         (unit.label("mean"), lambda line: unit.value(line.arm.mean), "Means are over all runs of an arm."),
         (
             unit.difference_label("difference"),
-            lambda line: unit.signed(line.one.mean) if line.one else NONE,
+            lambda line: unit.signed(line.comparison.mean) if line.comparison else NONE,
             "Differences are over the seeds that both have run.",
         ),
         (
             unit.difference_label(f"{level} range"),
-            lambda line: unit.interval(line.one.low, line.one.high) if line.one else NONE,
+            lambda line: unit.interval(line.comparison.low, line.comparison.high) if line.comparison else NONE,
             f"Range: where the difference would end with ever more seeds, {level} sure at all looks.",
         ),
-        ("pairs", lambda line: str(line.one.n) if line.one and line.one.n else NONE, ""),
+        ("pairs", lambda line: str(line.comparison.n) if line.comparison and line.comparison.n else NONE, ""),
         ("what next", lambda line: following(analysis, line) or NONE, ""),
     ]
     shown = [one for one in columns if any(one[1](line) != NONE for line in found)]
@@ -148,7 +148,7 @@ def difference_table(analysis: Analysis) -> Table:
     rules, unit, level = analysis.rules, analysis.rules.unit, analysis.comparisons[0].design.level
     return tabulate(
         f"Comparisons by {unit.difference_label(rules.metric)}",
-        [*analysis.ordered, *analysis.interactions],
+        [*analysis.between_arms, *analysis.interactions],
         [
             ("arm", lambda one: one.arm),
             ("against", lambda one: SUM if one.is_interaction else one.other),

@@ -116,7 +116,7 @@ def _answer(analysis: Analysis) -> str:
         return f"{named(analysis, found[0].arm.name)} is {said(analysis, found[0])}{here}"
     base = reference(analysis) if SIZES in study.factors else named(analysis, study.baseline)
     for is_interaction, others, noun in ((False, base, "arms"), (True, SUM, "interactions")):
-        asked = [line for line in found if line.one and line.is_interaction == is_interaction]
+        asked = [line for line in found if line.comparison and line.is_interaction == is_interaction]
         for kind, here in itertools.product(WORDS, ("", f", {HERE}")):
             alike = [line for line in asked if (line.kind, line.holds == HERE) == (kind, bool(here))]
             if names := [named(analysis, line.arm.name) for line in alike]:
@@ -128,10 +128,10 @@ def _answer(analysis: Analysis) -> str:
 
 def said(analysis: Analysis, line: Line, *, briefly: bool = False) -> str:
     """Writes the verdict of a line against all arms that it is compared with; briefly, without their names."""
-    one = line.one
+    one = line.comparison
     if one is None:
-        return _against(analysis, line.own) or phrase(analysis, line.kind)
-    text = phrase(analysis, line.kind) if briefly and not line.is_interaction else _against(analysis, line.own)
+        return _against(analysis, line.comparisons) or phrase(analysis, line.kind)
+    text = phrase(analysis, line.kind) if briefly and not line.is_interaction else _against(analysis, line.comparisons)
     if line.kind == "undecided" and one.is_open:
         return f"{text} so far"
     luck = _luck(analysis, one)
@@ -178,7 +178,7 @@ def level_of(analysis: Analysis) -> str:
 
 def sentence(analysis: Analysis, line: Line) -> str:
     """Returns a line as a sentence with its numbers."""
-    rules, unit, one, arm = analysis.rules, analysis.rules.unit, line.one, line.arm
+    rules, unit, one, arm = analysis.rules, analysis.rules.unit, line.comparison, line.arm
     numbers = [f"{rules.metric} {unit.value(arm.mean)}{unit.sign}"] if arm.n else []
     if one is None:
         numbers.append(counted(arm.n, "run"))
@@ -195,12 +195,12 @@ def sentence(analysis: Analysis, line: Line) -> str:
 
 def following(analysis: Analysis, line: Line) -> str:
     """Says what to do next about a line: runs to the next analysis with their cost, else what its verdict means."""
-    needed = [arm for arm, _ in runs_left(analysis.study, [one for one in line.own if one.is_open])]
+    needed = [arm for arm, _ in runs_left(analysis.study, [one for one in line.comparisons if one.is_open])]
     if needed:
         return f"{_runs(analysis, needed)} to the next comparison"
-    if line.one is None:
+    if line.comparison is None:
         return WORDS[line.kind].step
-    return next_step(analysis, line.one) if analysis.is_first and not line.is_interaction else ""
+    return next_step(analysis, line.comparison) if analysis.is_first and not line.is_interaction else ""
 
 
 def next_step(analysis: Analysis, one: ArmComparison) -> str:
@@ -288,7 +288,7 @@ def _choice(analysis: Analysis) -> str:
     if SIZES in study.factors:
         return _over_sizes(analysis)
     if analysis.rules.arms == "pairs":
-        equals = [line for line in found if line.one and WORDS[line.kind].outcome != "worse"]
+        equals = [line for line in found if line.comparison and WORDS[line.kind].outcome != "worse"]
         rest = f"; {few_arms(equals)} not shown to be worse by as much as matters" if equals else ""
         return f"Take {reference(analysis)}{rest}."
     if better := [line for line in found if WORDS[line.kind].outcome == "better"]:
@@ -314,8 +314,8 @@ def _choice(analysis: Analysis) -> str:
 def _take(analysis: Analysis, better: Sequence[Line]) -> str:
     """Recommends the best of the arms that are better, and says what to know of it."""
     best, rules = better[0], analysis.rules
-    assert best.one is not None
-    about = [f"{rules.unit.difference(best.one.mean)} of {rules.metric}"]
+    assert best.comparison is not None
+    about = [f"{rules.unit.difference(best.comparison.mean)} of {rules.metric}"]
     if best.kind != "clearly better":
         about.append(f"perhaps under {rules.shown_effect}")
     if len(better) > 1:
@@ -358,7 +358,7 @@ def notes(analysis: Analysis) -> list[str]:
             f"{len(arm.failed)} of {runs} of {quoted(arm.name)} failed (seed {seeds}): these seeds do not count, and "
             "claims are about seeds with which both runs finish."
         )
-    for one in analysis.ordered:
+    for one in analysis.between_arms:
         both = listed([quoted(one.arm), quoted(one.other)])
         if one.sd == 0 and one.mean == 0:
             found.append(
@@ -417,7 +417,7 @@ def caveats(analysis: Analysis, facts: Mapping[str, str]) -> list[str]:
     if analysis.study.plan_changed:
         only = "only if nothing of this was done because of a result, and no result of a run changed by it"
         found.append(f"The error of at most {100 * rules.alpha:g} % holds {only}. Verdicts below are today's.")
-    found += unlike_spreads(analysis.ordered)
+    found += unlike_spreads(analysis.between_arms)
     if any(one.differs for one in analysis.comparisons):
         shares = [rules.unit.plain(share * rules.smallest_effect) for share in (0.2, 1, 0.8, 0.25)]
         found.append(TOO_LARGE.format(*shares))
