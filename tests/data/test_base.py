@@ -1,9 +1,7 @@
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Trainer, seed_everything
 
 from vit_lightning import (
     CutMix,
@@ -113,35 +111,6 @@ def train(data: Digits, **arguments: object) -> Recorder:
     module = Recorder()
     Trainer(accelerator="cpu", max_epochs=2, **QUIET, **arguments).fit(module, datamodule=data)
     return module
-
-
-class Foreign(LightningModule):
-    """Module of a user who knows nothing of our batches."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(64, 10)
-        self.counts = Counter()
-
-    def training_step(self, batch, batch_idx):
-        images, labels = batch
-        self.counts[self.trainer.state.stage.value] += len(labels)
-        return torch.nn.functional.cross_entropy(self.layer(images.flatten(1)), labels)
-
-    validation_step = test_step = predict_step = training_step
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_module_of_a_user_s_own_gets_images_and_labels(workers):
-    module, data = Foreign(), Digits(batch_size=500, num_workers=workers, mixing=[MixUp()])
-    run = Trainer(accelerator="cpu", max_epochs=1, num_sanity_val_steps=0, **QUIET)
-    run.fit(module, data)
-    run.test(module, data)
-    run.predict(module, data)
-    assert module.counts == {"train": 1294, "validate": 143, "test": 360, "predict": 360}
 
 
 def test_each_epoch_shows_each_image_once_in_an_order_of_its_own():

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from vit_lightning.data.batches import PART_BYTES, Loader, Request, Workers
 from vit_lightning.data.images import Images
@@ -16,7 +15,6 @@ from vit_lightning.data.sampling import (
     train_batch_count,
     train_requests,
 )
-from vit_lightning.errors import UserError
 from vit_lightning.random_keys import sample_keys
 
 SPLITS = [
@@ -64,22 +62,6 @@ def workers(count, batch_size=3):
 
 def loader(dataset, requests, num_workers=0):
     return Loader(dataset, lambda: iter(requests), len(requests), workers=workers(num_workers))
-
-
-def error_of(iterator):
-    try:
-        next(iterator)
-    except UserError as error:
-        # frames in the traceback hold the workers: left to the garbage collector, they take 5 s to end
-        return error.with_traceback(None)
-
-
-class Refuses(Dataset):
-    def __init__(self, problems, after):
-        self.problems, self.after = problems, after
-
-    def __getitems__(self, request):
-        return UserError(self.problems) if request.indices[0] >= self.after else images().__getitems__(request)
 
 
 @pytest.mark.parametrize("size", [1, 100])
@@ -190,68 +172,6 @@ def test_evaluation_on_one_rank_keeps_the_order_and_has_no_keys():
     assert indices(requests) == list(range(23))
     assert len(requests) == 6
     assert all(request.keys is None for request in requests)
-
-
-def test_images_gives_the_asked_ones_with_labels_places_and_keys():
-    dataset = images()
-    batch = dataset.__getitems__(Request([5, 2, 5], [7, -8, 9]))
-    assert len(dataset) == 20
-    assert torch.equal(batch.images, torch.stack([dataset.images[5], dataset.images[2], dataset.images[5]]))
-    assert batch.images.dtype is torch.uint8
-    assert batch.labels.tolist() == [50, 20, 50]
-    assert batch.indices.tolist() == [5, 2, 5]
-    assert batch.keys.tolist() == [7, -8, 9]
-    assert batch.labels.dtype is batch.indices.dtype is batch.keys.dtype is torch.int64
-
-
-@pytest.mark.parametrize("requests", [epoch_of(size=20), evaluation_requests(size=20, batch_size=3, rank=0, ranks=1)])
-def test_loaders_with_and_without_workers_give_identical_batches(requests):
-    dataset = images()
-    here, workers = loader(dataset, requests), loader(dataset, requests, num_workers=2)
-    assert len(here) == len(workers) == len(requests)
-    batches = list(zip(here, workers, requests, strict=True))
-    for ours, theirs, request in batches:
-        assert ours.indices.tolist() == request.indices
-        for one, other in zip(vars(ours).values(), vars(theirs).values(), strict=True):
-            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
-    assert (batches[0][0].keys is None) == (requests[0].keys is None)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_loader_asks_for_its_requests_at_the_first_batch_of_each_epoch(num_workers):
-    completed = []
-
-    def requests():
-        completed.append(count[0])
-        return iter(epoch_of(size=20, completed=count[0]))
-
-    count = [0]
-    several = Loader(images(), requests, 7, workers=workers(num_workers))
-    iterator = iter(several)
-    assert completed == []
-    count[0] = 7
-    first = next(iterator)
-    assert set(completed) == {7}
-    assert first.indices.tolist() == epoch_of(size=20, completed=7)[0].indices
-    count[0] = 16
-    assert len(list(iterator)) == 6
-    assert set(completed) == {7}
-
-    assert [batch.indices.tolist() for batch in several] == [
-        request.indices for request in epoch_of(size=20, completed=16)
-    ]
-    assert set(completed) == {7, 16}
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_user_error_that_a_dataset_returns_is_raised_as_it_is(num_workers):
-    requests = [Request([i], None) for i in range(3)]
-    iterator = iter(loader(Refuses(["a.png is no image", "b.png is no image"], after=1), requests, num_workers))
-    assert next(iterator).indices.tolist() == requests[0].indices
-    error = error_of(iterator)
-    assert type(error) is UserError
-    assert error.problems == ["a.png is no image", "b.png is no image"]
-    assert str(error) == "a.png is no image\nb.png is no image"
 
 
 def labels_of(counts):

@@ -3,14 +3,11 @@ from functools import partial
 
 import pytest
 import torch
-from tensors import rand
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
 from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.initialisation import INITIALISATIONS
-from vit_lightning.models.layers import LayerNorm
-from vit_lightning.models.patches import LinearProjection
 from vit_lightning.models.positions import LearnedPatchPositions, SinCos2dPositions
 from vit_lightning.models.resize import resize
 from vit_lightning.models.vit import ViT
@@ -87,33 +84,6 @@ def test_sizes_beside_a_preset_replace_its_own():
     assert network.encoder[0].attention.fn.attention.num_heads == 6
 
 
-def test_blocks_are_made_by_the_given_callables_from_the_sizes():
-    calls = []
-
-    def record(name, make):
-        def make_block(*args):
-            if torch.get_default_device().type != "meta":  # there the arguments are only tried
-                calls.append((name, *args))
-            return make(*args)
-
-        return make_block
-
-    made = {
-        "attention": partial(MultiHeadAttention, qkv_bias=False),
-        "feed_forward": partial(FeedForwardBlock, expansion=2.0),
-        "norm": partial(LayerNorm, eps=1e-3),
-        "positions": partial(SinCos2dPositions, temperature=100.0),
-        "patch_projection": LinearProjection,
-    }
-    recorded = {name: record(name, make) for name, make in made.items()}
-    network = small(image_size=(16, 24), in_channels=5, **recorded)
-    expected = [("attention", 32, 4)] * 2 + [("feed_forward", 32)] * 2 + [("norm", 32)] * 5
-    expected += [("positions", (4, 6), 32, 1), ("patch_projection", 5, (4, 4), 32)]
-    assert sorted(map(str, calls)) == sorted(map(str, expected))
-    assert network.encoder[1].attention.fn.attention.qkv.bias is None
-    assert network(rand(2, 5, 16, 24, dtype=torch.float32)).shape == (2, 10)
-
-
 def test_layer_index_counts_from_the_embedding_to_the_head():
     network = small(depth=11, representation_size=7)
     assert {network.layer_index(name) for name, _ in network.named_parameters()} == set(range(13))
@@ -128,16 +98,6 @@ def test_layer_index_counts_from_the_embedding_to_the_head():
         "head.linear.bias": 12,
     }
     assert {name: network.layer_index(name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("positions", ["learned", "sincos2d", "none"])
-def test_bfloat16_network_gives_bfloat16_near_float64(positions):
-    torch.manual_seed(0)
-    network = small(positions=positions, num_classes=0).bfloat16().eval()
-    batch = rand(4, 3, 16, 16, dtype=torch.bfloat16)
-    out = network(batch)
-    assert out.dtype is torch.bfloat16
-    torch.testing.assert_close(out.double(), network.double()(batch.double()), rtol=0, atol=0.1)
 
 
 def test_what_blocks_refuse_is_told_with_all_else_and_with_their_key():
