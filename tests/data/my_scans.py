@@ -1,5 +1,6 @@
 """A dataset, data modules and modules of a user, as files of theirs: copied into the working folder of a test."""
 
+import os
 import random
 
 import numpy as np
@@ -122,3 +123,16 @@ class Split(Module):
 class Late(Scans):
     def __getitem__(self, index):
         return super().__getitem__(index) if index != 7 else 1 / 0
+
+
+class Unnamed:
+    """Numbers its classes as a set has them in each process."""
+
+    def __init__(self, split: str = "train"):
+        self.order = os.environ.get("ORDER", "012")
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        return np.full((8, 8), 80 * (index % 3) + index, np.uint8), self.order.index(str(index % 3))

@@ -211,26 +211,9 @@ def test_outputs_that_no_label_uses_are_said(labels, empty):
     assert f"no training image is of {empty} classes) (data.class_names)" in WrappedDataset(dataset_class=Gaps).notice
 
 
-UNNAMED = """
-import os
-import numpy as np
-
-class Unnamed:
-    \"\"\"Numbers its classes as a set has them in each process.\"\"\"
-    def __init__(self, split: str = "train"):
-        self.order = os.environ.get("ORDER", "012")
-    def __len__(self): return 60
-    def __getitem__(self, index):
-        return np.full((8, 8), 80 * (index % 3) + index, np.uint8), self.order.index(str(index % 3))
-"""
-
-
-def test_labels_without_names_that_mean_others_than_in_training_are_said(tmp_path, monkeypatch, capfd):
+def test_labels_without_names_that_mean_others_than_in_training_are_said(own, monkeypatch, capfd):
     """pyGAT#51, geti#2397."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "unnamed.py").write_text(UNNAMED)
-    flags = ("--data.class_path=unnamed.Unnamed", "--data.num_workers=0", "--wandb.mode=disabled", "--out=run")
+    flags = ("--data.class_path=my_scans.Unnamed", "--data.num_workers=0", "--wandb.mode=disabled", "--out=run")
     assert main(["fit", *SMALL, *flags]) == 0
     said = "names no classes, and its training images or their labels are not those of the model of ckpt="
     for order, is_said in ("012", False), ("201", True):

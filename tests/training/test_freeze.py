@@ -15,7 +15,6 @@ from vit_lightning.models.heads import find_head
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.training.fine_tuning import freeze_backbone
 
-QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 TINY = {"image_size": 8, "in_channels": 1, "num_classes": 10, "emb_size": 16, "depth": 1, "num_heads": 2}
 
 

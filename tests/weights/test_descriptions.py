@@ -2,8 +2,10 @@
 
 import importlib
 import json
+import shutil
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -327,29 +329,17 @@ def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypa
     assert main([*bare, f"--model.num_heads={network.config.num_attention_heads}"]) == 0
 
 
-OWN = """import torch
-from lightning.pytorch import LightningModule
-
-class Own(LightningModule):
-    def __init__(self, num_classes: int = 10, width: int = 8):
-        super().__init__()
-        self.save_hyperparameters()
-        self.body, self.head = torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes)
-    def forward(self, images):
-        return self.head(self.body(images.flatten(1)).relu())
-    def test_step(self, batch, batch_idx):
-        right = (self(batch[0]).argmax(1) == batch[1]).float().mean()
-        self.log("test/acc", right, batch_size=len(batch[1]))
-"""
+@pytest.fixture
+def own(in_folder, monkeypatch):
+    shutil.copy(Path(__file__).with_name("own_mlp.py"), in_folder)
+    monkeypatch.syspath_prepend(in_folder)
+    return importlib.import_module("own_mlp")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_mlp.py").write_text(OWN)
+def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(own, tmp_path, capsys):
     (tmp_path / "exp.yaml").write_text("module: {class_path: own_mlp.Own}\ndata: {class_path: Digits}\n")
-    own = importlib.import_module("own_mlp").Own(width=12)
+    own = own.Own(width=12)
     rest = {"pytorch-lightning_version": "2.6.0", "epoch": 1, "global_step": 3, "hyper_parameters": {"width": 12}}
     torch.save({"state_dict": own.state_dict(), **rest}, "own.ckpt")
     expected = Trainer(logger=False, accelerator="cpu").test(own, datamodule=Digits(), verbose=False)[0]["test/acc"]
@@ -368,42 +358,17 @@ def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(tmp
     assert found["test/loss"] == same["test/loss"]
 
 
-STEPS = """
-    def training_step(self, batch, batch_idx):
-        return 0 * self(batch[0]).sum()
-    def validation_step(self, batch, batch_idx):
-        self.log("val/acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
-"""
-
-
-OTHERS = """
-class NoBias(Own):
-    def __init__(self, num_classes: int = 10):
-        super().__init__(num_classes)
-        self.head = torch.nn.Linear(8, num_classes, bias=False)
-
-class Renames(Own):
-    def on_load_checkpoint(self, checkpoint):
-        state = checkpoint["state_dict"]
-        for name in [*state]:
-            state[name.removeprefix("old.")] = state.pop(name)
-"""
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("kind", "classes", "prefix"), [("Own", 10, ""), ("Own", 12, ""), ("NoBias", 12, ""), ("Renames", 10, "old.")]
 )
-def test_a_training_starts_from_a_checkpoint_of_any_lightning(tmp_path, monkeypatch, kind, classes, prefix):
+def test_a_training_starts_from_a_checkpoint_of_any_lightning(own, tmp_path, kind, classes, prefix):
     """PL#15705: that of a module of the user's was "of none of the families"; a head of other classes is new."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"begun{classes}{kind}.py").write_text(OWN + STEPS + OTHERS)
-    theirs = importlib.import_module(f"begun{classes}{kind}").Own(num_classes=classes).state_dict()
+    theirs = own.Own(num_classes=classes).state_dict()
     given = {f"{prefix}{name}": value for name, value in theirs.items()}
     torch.save({"state_dict": given, "pytorch-lightning_version": "2.6.0"}, "theirs.ckpt")
     new = set() if (kind, classes) == ("Own", 10) else {"head.weight", "head.bias"}
-    flags = [f"--module=begun{classes}{kind}.{kind}", "--data=Digits", "--test=false"]
+    flags = [f"--module=own_mlp.{kind}", "--data=Digits", "--test=false"]
     flags += ["--optimizer.class_path=torch.optim.SGD"]
     flags += ["--trainer.max_steps=1", "--wandb.mode=disabled", "--init_from=theirs.ckpt", f"--reset_head={bool(new)}"]
     assert main(["fit", *flags, "--out=run"]) == 0
