@@ -28,8 +28,8 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def example(name: str) -> str:
-    """Returns an example of the guide's page on a user's own parts, or of CONTRIBUTING.md."""
-    pages = (REPOSITORY / "notebooks" / "parts.md", REPOSITORY / ".github" / "CONTRIBUTING.md")
+    """Returns an example of the README, of the guide or of CONTRIBUTING.md."""
+    pages = (REPOSITORY / "README.md", REPOSITORY / ".github" / "CONTRIBUTING.md", *GUIDE.glob("*.md"))
     page = "".join(path.read_text(encoding="utf-8") for path in pages)
     found = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", page, re.DOTALL)
     assert found is not None

@@ -125,8 +125,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_values_of_a_shipped_config(name, data, monkeypatch):
-    if "HuggingFaceSet" in CONFIGS[name].read_text():
-        pytest.importorskip("datasets")
     monkeypatch.chdir(data)
     frozen = read("configs")
     expected = frozen["digits"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from runs import REPOSITORY
+from runs import REPOSITORY, example
 from tensors import write_images
 
 from vit_lightning.ablation.plan import read_plan
@@ -274,10 +274,6 @@ WORDS = {
 }
 
 
-def code_after(marker: str, text: str = README) -> str:
-    return re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", text, re.DOTALL).group(1)
-
-
 def shape(line: str) -> str:
     """Returns a line that a run prints without its numbers and units of time, which depend on the machine."""
     line = re.sub(r"\d[\d,.:]*", "0", " ".join(line.split()))
@@ -309,7 +305,7 @@ def test_the_block_is_that_of_the_package():
 def test_the_workflow_runs_the_test_command():
     workflow = yaml.safe_load((REPOSITORY / ".github/workflows/tests.yml").read_text())
     commands = [step.get("run") for step in workflow["jobs"]["tests"]["steps"]]
-    assert code_after("test command").strip() in commands
+    assert example("test command").strip() in commands
 
 
 def test_the_package_has_a_readme_whose_links_work_elsewhere(tmp_path):
@@ -344,9 +340,7 @@ def test_the_commands_of_the_front_page_run(lightning, tmp_path):
 
 
 def test_the_five_lines_train_and_test(in_folder):
-    code = code_after("five lines", (REPOSITORY / "notebooks/python.md").read_text()).replace(
-        "max_epochs=5", 'max_epochs=1, accelerator="cpu"'
-    )
+    code = example("five lines").replace("max_epochs=5", 'max_epochs=1, accelerator="cpu"')
     assert "max_epochs=1" in code
     lines = [line for line in code.splitlines() if line and not line.startswith(("from", "import"))]
     assert len(lines) <= 5
@@ -359,7 +353,7 @@ def test_a_trained_model_in_ten_lines(results, in_folder):
     write_images(in_folder / "FOLDER", 3)
     write_images(in_folder, 1)
     (in_folder / "000.jpg").rename("a.jpg")
-    code = code_after("load").replace("runs/digits/RUN", "out")
+    code = example("load").replace("runs/digits/RUN", "out")
     assert len(code.splitlines()) <= 10
     names: dict[str, object] = {}
     exec(code, names)

@@ -27,43 +27,6 @@ from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_metrics
 
 COLOURS = {"cat": (200, 60, 60), "dog": (60, 200, 60), "owl": (60, 60, 200), "ant": (200, 200, 60)}
-OWN = """
-from pathlib import Path
-import numpy, torch
-from lightning import LightningDataModule
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset
-
-class Reversed(Dataset):
-    classes = ["owl", "dog", "cat"]
-    def __init__(self, split="train"):
-        self.files = sorted(Path("images", {"valid": "val"}.get(split, split)).rglob("*.png"))
-    def __len__(self):
-        return len(self.files)
-    def __getitem__(self, index):
-        return Image.open(self.files[index]), self.classes.index(self.files[index].parent.name)
-
-class Numbered(Reversed):
-    classes = None
-    def __getitem__(self, index):
-        return Image.open(self.files[index]), ["cat", "dog", "owl"].index(self.files[index].parent.name)
-
-class Module(LightningDataModule):
-    num_classes, class_names = 3, Reversed.classes
-    def loader(self, split):
-        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-        def normalised(image):
-            return (torch.from_numpy(numpy.array(image)) / 255 - mean).div(std).permute(2, 0, 1)
-        found = Reversed(split)
-        items = [(normalised(image), label) for image, label in map(found.__getitem__, range(len(found)))]
-        return DataLoader(items, batch_size=8)
-    def train_dataloader(self):
-        return self.loader("train")
-    def val_dataloader(self):
-        return self.loader("val")
-    def test_dataloader(self):
-        return self.loader("test")
-"""
 FLAGS = [
     *("--data=ImageFolder", "--data.root=images", "--data.image_size=12", "--data.min_area=1", "--data.num_workers=0"),
     *("--data.batch_size=8", "--data.centre_share=1", "--model.patch_size=4", "--model.emb_size=32", "--model.depth=1"),
@@ -90,7 +53,7 @@ def trained_on_colours(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         draw("images", {name: name for name in ("cat", "dog", "owl")})
-        Path("own.py").write_text(OWN)
+        shutil.copy(Path(__file__).with_name("own_data.py"), "own.py")
         results = fit(resolve([*FLAGS, "--out=run"]))
     assert results["test/acc"] == 1.0, "three colours are learned"
     return folder, results

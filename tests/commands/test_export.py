@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
+import timm
 import torch
 from references import CONFIGS, fresh
 from safetensors.torch import load_file
@@ -38,7 +40,7 @@ def images(count, channels=3):
 
 
 def run_onnx(folder, batch):
-    session = pytest.importorskip("onnxruntime").InferenceSession(folder / "model.onnx")
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
     return torch.from_numpy(session.run(["logits"], {"images": batch.numpy()})[0])
 
 
@@ -62,8 +64,6 @@ LOAD = {"onnx": run_onnx, "torch-export": run_torch, "hf": run_transformers, "sa
 
 def check_graph(made, folder, to):
     """Writes a graph, and runs it here on numbers of images with which it was not traced."""
-    if to == "onnx":
-        pytest.importorskip("onnxscript")
     file, run = GRAPHS[to]
     assert export.write_model(made, folder, to) <= 1e-4
     for count in (1, 2, 4, 5):
@@ -91,15 +91,12 @@ def test_graphs_of_all_families(family, to, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("to", GRAPHS)
 def test_graphs_of_networks_of_others(to, tmp_path):
-    timm = pytest.importorskip("timm")
     network = timm.create_model("resnet10t", num_classes=5)
     check_graph(source(network), tmp_path, to)
 
 
 @pytest.mark.parametrize("to", [pytest.param("onnx", marks=pytest.mark.full), "torch-export", "safetensors", "hf"])
 def test_a_run_is_exported_with_its_results(to, results, in_folder, capsys):
-    for package in {"onnx": ("onnxruntime", "onnxscript"), "hf": ("transformers",)}.get(to, ()):
-        pytest.importorskip(package)
     assert main(["export", "--ckpt=out", f"--to={to}", "--out=model"]) == 0
     assert "same logits" in capsys.readouterr().out
     config = json.loads(Path("model/config.json").read_text())

@@ -89,7 +89,6 @@ def test_a_summary_of_another_network():
 
 
 def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
-    pytest.importorskip("timm")
     flags = ["--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", "--model.patch_size=4"]
     assert main(["summary", *flags, "--model.depth=2"]) == 0
     said = capsys.readouterr().out

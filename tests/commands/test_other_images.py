@@ -31,22 +31,6 @@ FLAGS += ["--data=ImageFolder", "--data.root=images", "--data.min_area=1", "--da
 FLAGS += ["--model.patch_size=4", "--model.emb_size=32", "--model.depth=1", "--model.num_heads=2"]
 FLAGS += ["--data.batch_size=8", "--optimizer.lr=0.003", "--optimizer.warmup_epochs=0"]
 FLAGS += ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--wandb.mode=disabled"]
-OWN = """
-from pathlib import Path
-from PIL import Image
-from torch.utils.data import Dataset
-
-class Files(Dataset):
-    classes = ["cat", "dog", "owl"]
-    def __init__(self, split="train"):
-        self.files = sorted(Path("images", {"valid": "val"}.get(split, split)).rglob("*.png"))
-    def __len__(self):
-        return len(self.files)
-    def __getitem__(self, index):
-        image = Image.open(self.files[index])
-        left, upper = (round(side / 8) for side in image.size)
-        return image.crop((left, upper, image.width - left, image.height - upper)), index // (len(self) // 3)
-"""
 
 
 def draw(folder: str, count: int, seed: int = 0) -> None:
@@ -66,7 +50,7 @@ def trained(tmp_path_factory):
         patch.chdir(folder)
         for seed, (split, count) in enumerate({"train": 16, "val": 4, "test": 8}.items()):
             draw(f"images/{split}", count, seed)
-        Path("own.py").write_text(OWN)
+        shutil.copy(Path(__file__).with_name("own_data.py"), "own.py")
         return folder, fit(resolve([*FLAGS, "--out=run"]))
 
 
@@ -91,7 +75,6 @@ def counted(folder):
 
 
 def test_another_class_of_data_shows_the_model_the_same_images(control, capsys):
-    pytest.importorskip("datasets")
     for split in ("val", "test"):
         write_parquet(Path(f"hf/{split}.parquet"), Path("images", split))
     flags = ["--data.class_path=HuggingFaceSet", "--data.path=hf"]
@@ -111,7 +94,7 @@ def test_another_class_of_data_shows_the_model_the_same_images(control, capsys):
 
 
 def test_what_a_dataset_of_the_users_own_cannot_take_or_the_user_gives_is_said(control):
-    tested = resolve(["--ckpt=run", "--data=own.Files"], "test")
+    tested = resolve(["--ckpt=run", "--data=own.Cropped"], "test")
     found = tested.data.test_view()
     assert [found[name] for name in ("image_size", "mean", "std")] == [[12, 16], [0.3, 0.4, 0.6], [0.3, 0.2, 0.25]]
     assert [note for note in tested.trained.notes if "not that of" in note] == [
@@ -119,7 +102,7 @@ def test_what_a_dataset_of_the_users_own_cannot_take_or_the_user_gives_is_said(c
         "data.interpolation is not that of the source, fast_bilinear",
     ]
     flags = ["--data.mean=[0, 0, 0]", "--data.std=[0.3, 0.20, 0.25]", "--data.image_size=[12, 16]"]
-    given = resolve(["--ckpt=run", "--data=own.Files", *flags], "test")
+    given = resolve(["--ckpt=run", "--data=own.Cropped", *flags], "test")
     assert given.data.mean == (0, 0, 0)
     assert {*given.trained.notes} - {*tested.trained.notes} == {
         "data.in_channels=3 as in the source",
@@ -152,7 +135,6 @@ def test_a_validation_needs_no_other_split_and_a_training_its_own(control, capsy
 
 
 def test_a_table_of_test_images_alone_is_tested(control, capsys):
-    pytest.importorskip("datasets")
     write_parquet(Path("hf/test.parquet"), Path("images/test"))
     found = measure("--data=HuggingFaceSet", "--data.path=hf")
     assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-6)

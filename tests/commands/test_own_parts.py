@@ -17,51 +17,7 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_results
 
-MORE = """
-
-import os
-import signal
-
-import numpy as np
-
-from pieces.mixing import mix
-
-
-class Mixing(Mixer):
-    def forward(self, tokens):
-        return mix(super().forward(tokens))
-
-
-class WithAux(ViTClassifier):
-    def __init__(self, *args, aux_weight: float = 0.3, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.aux_weight, self.aux = aux_weight, nn.Linear(64, self.num_classes)
-
-    def training_step(self, batch, batch_idx):
-        from pieces.late import WEIGHT
-
-        aux = cross_entropy(self.aux(batch[0].flatten(1)), batch[1])
-        return super().training_step(batch, batch_idx) + self.aux_weight * WEIGHT * aux
-
-
-class Kill(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if os.environ.get("KILL_AT") == str(trainer.global_step):
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.mean = np.mean([getattr(self, "mean", 0.0), batch_idx])
-
-    def state_dict(self):
-        return {"mean": getattr(self, "mean", 0.0)}
-
-
-class Alone(Module):
-    def forward(self, images):
-        return self.layers(images)
-
-    def training_step(self, batch, batch_idx):
-        return self.no_such_thing if os.environ.get("BREAK") else super().training_step(batch, batch_idx)
-"""
-PARTS = example("all parts") + MORE
+PARTS, MORE = example("all parts"), Path(__file__).with_name("more.py").read_text()
 
 
 @pytest.fixture
@@ -71,6 +27,7 @@ def project(in_folder) -> Path:
     (folder / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens / 2\n")
     (folder / "pieces" / "late.py").write_text("WEIGHT = 0.5\n")
     (folder / "parts.py").write_text(PARTS)
+    (folder / "more.py").write_text(MORE)
     (folder / "exp.yaml").write_text(example("all parts in a config"))
     (folder / "module.yaml").write_text(example("all parts in a module"))
     (folder / "network.yaml").write_text(example("a network in a config"))
@@ -78,16 +35,16 @@ def project(in_folder) -> Path:
 
 
 def test_all_parts_together_are_killed_and_resumed_from_the_copies(lightning, project, tmp_path):
-    flags = ["fit", "--config=project/exp.yaml", "--model.attention=parts.Mixing", "--data.batch_size=16"]
-    flags += ["--module.class_path=parts.WithAux", "--module.aux_weight=0.5", "--trainer.accelerator=cpu"]
-    flags += ["--trainer.callbacks=[parts.Norms, parts.Kill]", "--trainer.max_epochs=3", "--checkpoint.every_n_steps=5"]
+    flags = ["fit", "--config=project/exp.yaml", "--model.attention=more.Mixing", "--data.batch_size=16"]
+    flags += ["--module.class_path=more.WithAux", "--module.aux_weight=0.5", "--trainer.accelerator=cpu"]
+    flags += ["--trainer.callbacks=[parts.Norms, more.Kill]", "--trainer.max_epochs=3", "--checkpoint.every_n_steps=5"]
     whole = lightning(*flags, "--out=whole")
     assert whole.returncode == 0, whole.stderr
     environment = {"KILL_AT": "8", "WANDB_MODE": "disabled"}
     killed = Running(command, *flags, "--out=killed", folder=tmp_path, environment=environment).finish()
     assert killed.returncode == -9, killed.stderr
     copies = sorted(str(path.relative_to(tmp_path / "killed")) for path in (tmp_path / "killed").rglob("*.py"))
-    assert copies == ["parts.py", "pieces/late.py", "pieces/mixing.py"]
+    assert copies == ["more.py", "parts.py", "pieces/late.py", "pieces/mixing.py"]
     assert (tmp_path / "killed" / "parts.py").read_text() == PARTS
     (project / "pieces" / "mixing.py").write_text("def mix(tokens):\n    return tokens\n")
     (project / "pieces" / "late.py").write_text("WEIGHT = 0.4\n")  # which the run has imported in its first step
@@ -111,7 +68,7 @@ def test_all_parts_together_are_killed_and_resumed_from_the_copies(lightning, pr
 
 
 def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(lightning, project, tmp_path):
-    flags = ["fit", "--config=project/module.yaml", "--module=parts.Alone", "--trainer.max_epochs=2"]
+    flags = ["fit", "--config=project/module.yaml", "--module=more.Alone", "--trainer.max_epochs=2"]
     flags += ["--trainer.accelerator=cpu"]
     result = lightning(*flags, "--out=run")
     assert result.returncode == 0, result.stderr
@@ -126,8 +83,8 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
     breaks = {**os.environ, "BREAK": "1"}
     broken = Running(command, *flags, "--out=broken", folder=tmp_path, environment=breaks).finish()
     assert broken.returncode == 1
-    line = PARTS[: PARTS.index("return self.no_such_thing")].count("\n") + 1
-    assert f"project/parts.py, line {line}\n    return self.no_such_thing" in broken.stderr
+    line = MORE[: MORE.index("return self.no_such_thing")].count("\n") + 1
+    assert f"project/more.py, line {line}\n    return self.no_such_thing" in broken.stderr
     assert "AttributeError: 'Alone' object has no attribute 'no_such_thing'" in broken.stderr
     assert len(broken.stderr.splitlines()) < 15
     assert "training_step" in Path("broken/error.log").read_text()

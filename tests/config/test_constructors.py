@@ -15,8 +15,6 @@ from vit_lightning.config.networks import network_in_file
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
-timm = pytest.importorskip("timm")
-
 SMALL = ["--model.embed_dim=32", "--model.depth=1", "--model.num_heads=2", "--model.patch_size=8"]
 TINY = ["--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", *SMALL]
 

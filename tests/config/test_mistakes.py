@@ -515,8 +515,6 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("words", TABLE)
 def test_a_mistake_is_named_with_its_remedy(words, here, monkeypatch, capfd):
-    if "timm." in words:
-        pytest.importorskip("timm")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123")
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:a-horse-of-the-battery@host/base")
     assert main(shlex.split(words)) == 2

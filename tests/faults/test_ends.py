@@ -110,7 +110,7 @@ def ended_after_fault(process: BaseProcess, folder: Path) -> int:
 
 
 def signals() -> Iterator[tuple[str, int, int, int]]:
-    """Yields faults, workers, ranks, and which time it is: of a rank with workers or in a slow step, and of two."""
+    """Yields faults, workers, ranks, and which time it is: one rank with workers or in a slow step, two, a dead one."""
     for again in range(3):
         for n, point in enumerate(("0:setup", "0:sanity", "12:batch_start", "16:val", "24:epoch_end", "32:test")):
             yield f"0:{point}:GROUP_{('TERM', 'INT', 'USR1')[(n + again) % 3]}", 2, 1, again
@@ -122,6 +122,9 @@ def signals() -> Iterator[tuple[str, int, int, int]]:
                     yield f"0:{point}:RANK1_{name}", 0, 2, again
                 else:
                     yield f"{int(who == 'rank 1')}:{point}:{'GROUP_' if who == 'group' else ''}{name}", 0, 2, again
+    for point in ("0:setup", "11:batch_start", "16:val"):
+        yield from ((f"{rank}:{point}:KILL", 0, 2, 0) for rank in (0, 1))
+    yield "0:8:ckpt_write:KILL", 0, 2, 0
     for again in range(CASES):
         yield "0:11:forward:SLOW_INT", 0, 1, again
         yield "1:0:setup:TERM", 0, 2, 3 + again
@@ -131,12 +134,14 @@ def signals() -> Iterator[tuple[str, int, int, int]]:
     ("fault", "workers", "ranks", "again"),
     [("0:16:val:GROUP_TERM", 2, 1, 3), *(pytest.param(*case, marks=pytest.mark.full) for case in signals())],
 )
-def test_row_08_09_a_signal_at_a_point_of_a_run(tmp_path, wholes, fault, workers, ranks, again):
-    flags, code = setting(workers, ranks), CODES[getattr(signal, f"SIG{fault.split(':')[-1].split('_')[-1]}")]
+def test_row_08_to_10_a_signal_or_a_kill_at_a_point_of_a_run(tmp_path, wholes, fault, workers, ranks, again):
+    flags, name = setting(workers, ranks), fault.split(":")[-1].split("_")[-1]
+    code = (137 if fault[0] == "0" else 1) if name == "KILL" else CODES[getattr(signal, f"SIG{name}")]
     process = begin(tmp_path, *flags, fault=fault)
     assert ended_after_fault(process, tmp_path) == code, harness.log(tmp_path)
     nothing_is_left(tmp_path, 30.0 if ranks == 2 else 5.0)
-    is_whole(tmp_path, code)
+    if name != "KILL":
+        is_whole(tmp_path, code)
     go_on(tmp_path, wholes(flags)[0], flags)
 
 
@@ -191,19 +196,6 @@ def test_row_09_a_signal_in_start_up(tmp_path, number, seconds, who):
     print(f"ended {time.monotonic() - signalled:.1f} s after the signal")
     nothing_is_left(tmp_path)
     is_whole(tmp_path, CODES[number])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("rank", "point"),
-    [(rank, point) for rank in (0, 1) for point in ("0:setup", "11:batch_start", "16:val")] + [(0, "8:ckpt_write")],
-)
-def test_row_10_a_dead_rank_ends_the_others(tmp_path, wholes, point, rank):
-    flags = setting(workers=0, ranks=2)
-    process = begin(tmp_path, *flags, fault=f"{rank}:{point}:KILL")
-    assert ended_after_fault(process, tmp_path) == (137 if rank == 0 else 1)
-    nothing_is_left(tmp_path)
-    go_on(tmp_path, wholes(flags)[0], flags)
 
 
 RANDOM = (

@@ -164,8 +164,6 @@ def prepare(folder: Path, part: str) -> Path:
             path = place / f"images/{'train' if number < 40 else 'test'}/{'ab'[number % 2]}/{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (10, 9), (5 * number, 100, 250 - 5 * number)).save(path)
-    if part == "HuggingFaceSet":
-        pytest.importorskip("datasets")
         for split in ("train", "test"):
             write_parquet(place / f"tables/{split}.parquet", place / "images" / split)
     return place

@@ -13,7 +13,7 @@ import harness
 import numpy as np
 import pytest
 from harness import begin, ended, setting
-from runs import REPOSITORY, logged_rows
+from runs import example, logged_rows
 from tensors import write_images
 from test_files import finite
 
@@ -110,57 +110,9 @@ def test_row_14_a_rank_whose_loss_is_none_stops_all(tmp_path, rank, step):
     assert "Traceback" not in harness.log(tmp_path)
 
 
-OWN = """import torch
-from lightning.pytorch import Callback, LightningModule
-from torch.nn.functional import cross_entropy
-from torchmetrics.classification import MulticlassAccuracy
-
-
-class Plain(LightningModule):
-    def __init__(self, num_classes: int, test_factor: float = 1.0):
-        super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
-        self.metric, self.test_factor = MulticlassAccuracy(num_classes, average="micro"), test_factor
-
-    def forward(self, images):
-        return self.net(images)
-
-    def step(self, batch, stage):
-        logits = self(batch[0])
-        loss, right = cross_entropy(logits, batch[1]), logits.argmax(dim=1) == batch[1]
-        self.log(f"{stage}/loss", loss, on_epoch=True)
-        if stage == "train":
-            return loss
-        self.metric.update(logits, batch[1])
-        self.log_dict({f"{stage}/acc": right.float().mean() * (self.test_factor if stage == "test" else 1.0)})
-        self.log(f"{stage}/right", right.sum().float(), reduce_fx="sum")
-        self.log(f"{stage}/most", batch.indices.max().float(), reduce_fx="max")
-        self.log(f"{stage}/metric", self.metric)
-        self.log(f"{stage}/synced", right.float().mean(), sync_dist=True)
-        if self.global_rank == 0:
-            self.log(f"{stage}/of_first_alone", 3.0)
-        return logits
-
-    def training_step(self, batch, batch_idx):
-        return self.step(batch, "train")
-
-    def validation_step(self, batch, batch_idx):
-        return self.step(batch, "val")
-
-    def test_step(self, batch, batch_idx):
-        return self.step(batch, "test")
-
-    def on_validation_epoch_end(self):
-        self.log("val/rank", float(self.global_rank))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-"""
-
-
 def own_module(folder: Path, *flags: str) -> int:
     folder.mkdir(exist_ok=True)
-    (folder / "own.py").write_text(OWN)
+    shutil.copy(harness.HERE / "own_module.py", folder / "own.py")
     (folder / "exp.yaml").write_text("module: {class_path: own.Plain}\ntrainer: {max_epochs: 1, accelerator: cpu}\n")
     return ended(begin(folder, "fit", "--config=exp.yaml", "--data.batch_size=37", "--out=run", *flags), 120)
 
@@ -199,10 +151,8 @@ GIVEN = "--config exp.yaml --trainer.devices=2 --out=runs/exp"
 
 def script_of(name: str) -> str:
     """Returns a script of the documentation, which trains our run."""
-    page = (REPOSITORY / "notebooks" / "runs.md").read_text(encoding="utf-8")
-    script = re.search(rf"<!-- {name} -->\n```bash\n(.*?)```", page, re.DOTALL)[1]
-    assert GIVEN in script
-    return script.replace(GIVEN, shlex.join(FLAGS))
+    assert GIVEN in example(name)
+    return example(name).replace(GIVEN, shlex.join(FLAGS))
 
 
 def environment(fault: str) -> dict[str, str]:

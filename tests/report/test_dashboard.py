@@ -17,8 +17,6 @@ from vit_lightning.report.dashboard import dashboard, make_workspace, read_sets,
 from vit_lightning.report.report import make_report
 from vit_lightning.storage.metrics import write_results
 
-pytest.importorskip("wandb_workspaces")
-
 
 def spec_of(view: Any) -> Any:
     return view._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)

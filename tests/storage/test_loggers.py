@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -48,31 +49,9 @@ def test_lightning_s_loggers_stand_beside_ours(tmp_path):
     assert [float(row["val/acc"]) for row in rows if row.get("val/acc")] == pytest.approx([accuracy])
 
 
-TALKS = """
-from lightning.pytorch.loggers import CSVLogger
-from vit_lightning import ViTClassifier
-
-
-class Own(CSVLogger):
-    pass
-
-
-class Talks(ViTClassifier):
-    def on_train_start(self):
-        assert self.logger is self.trainer.logger
-        print("log_dir", self.trainer.log_dir)
-        self.logger.experiment.log_metrics({"own": 7.0}, 0)
-
-
-class Watches(ViTClassifier):
-    def on_train_start(self):
-        self.logger.watch(self)
-"""
-
-
 def test_the_logger_of_a_module_s_code_is_the_first_of_the_config(in_folder, capsys):
     """PL#16238: ours come behind it, and have what Lightning logs."""
-    Path("talks.py").write_text(TALKS)
+    shutil.copy(Path(__file__).with_name("talks.py"), "talks.py")
     loggers = [{"class_path": "talks.Own", "save_dir": "theirs"}, {"class_path": "CSVLogger", "save_dir": "second"}]
     flags = ["--module=talks.Talks", f"--trainer.logger={json.dumps(loggers)}", "--trainer.profiler=simple"]
     assert main(["fit", *SMALL, "--out=run", "--test=false", *flags]) == 0
@@ -90,7 +69,7 @@ def test_the_logger_of_a_module_s_code_is_the_first_of_the_config(in_folder, cap
 
 @pytest.mark.parametrize(("kind", "name"), [("Talks", "experiment"), ("Watches", "watch")])
 def test_code_that_calls_a_logger_which_no_config_names_is_told_to_name_one(in_folder, capsys, kind, name):
-    Path("talks.py").write_text(TALKS)
+    shutil.copy(Path(__file__).with_name("talks.py"), "talks.py")
     assert main(["fit", *SMALL, "--out=run", f"--module=talks.{kind}"]) == 2
     said = f"lightning fit: self.logger.{name}: the config has no logger of Lightning (give the one your code "
     assert capsys.readouterr().err.splitlines()[-1].startswith(said)
