@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 
 class Scans:
@@ -50,6 +50,20 @@ class Untested(LightningDataModule):
 
 class Module(Untested):
     test_dataloader = Untested.val_dataloader
+
+
+class Staged(Untested):
+    def setup(self, stage):
+        super().setup(stage)
+        setattr(self, stage, self.set)
+
+    def test_dataloader(self):
+        return DataLoader(self.test, 16)
+
+
+class Predicted(Staged):
+    def predict_dataloader(self):
+        return DataLoader(Subset(self.predict, range(40, 60)), 16)
 
 
 class Unvalidated(LightningDataModule):

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
 from runs import SMALL, killed_after, same_weights, whole_and_resumed
+from sklearn.datasets import load_digits
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
@@ -46,6 +47,15 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     assert main(["show-batch", "--config=run/config.yaml", "--out=shown"]) == 0
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("zero.png")
     assert main(["predict", "zero.png", "--ckpt=run", "--trust", "--out=predicted"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("Staged", range(60)), ("Predicted", range(40, 60))])
+def test_images_to_predict_are_those_of_predict_dataloader_or_else_of_the_test(kind, rows, own):
+    fit(resolve([*FLAGS, f"--data.class_path=my_scans.{kind}"]))
+    run = next(Path("runs/run").iterdir())
+    assert main(["predict", f"--ckpt={run}", "--trust", "--out=predicted"]) == 0
+    lines = Path("predicted", "predictions.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[1] for line in lines] == [str(load_digits().target[row]) for row in rows]
 
 
 def test_a_lightning_data_module_trains_tests_and_resumes(own, capsys):

@@ -110,7 +110,7 @@ def predict_test_images(experiment: Experiment) -> None:
         path = folder / "predictions.csv"
         trainer, found = _run_network(experiment, folder, {})
         if "labels" not in found:
-            raise UserError(f"{experiment.data.place}: the test images have no labels (name images or folders)")
+            raise UserError(f"{experiment.data.place}: the images have no labels (name images or folders)")
         # else in the order in which Lightning shares the images out to the ranks
         indices = found.get("indices", torch.arange(len(found["labels"])) * trainer.world_size + trainer.global_rank)
         columns = [indices, found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
@@ -118,7 +118,7 @@ def predict_test_images(experiment: Experiment) -> None:
         names = experiment.data.label_names
         lines = [(int(n), names[int(label)], names[int(top)], share) for n, label, top, share in sorted(rows)]
         write_rows(path, ("index", "label", "prediction", "probability"), lines)
-    say(f"predictions of the test images: {path}")
+    say(f"predictions of {counted(len(lines), 'image')}: {path}")
 
 
 def predict_files(experiment: Experiment, top_k: int) -> None:

@@ -275,8 +275,7 @@ def _torch_resized(pixels: Pixels, size: tuple[int, int], mode: str) -> Pixels:
     image, nearest = torch.from_numpy(pixels).permute(2, 0, 1)[None], mode == "nearest"
     kernel = "nearest-exact" if nearest else mode  # of two pixels that are as near it takes another than Pillow
     with suppress(NotImplementedError):  # of lanczos in an earlier torch
-        resized: Pixels = interpolate(image, size, mode=kernel, antialias=not nearest)[0].permute(1, 2, 0).numpy()
-        return resized
+        return np.asarray(interpolate(image, size, mode=kernel, antialias=not nearest)[0].permute(1, 2, 0))
     return _by_pillow(Image.fromarray(pixels), size, mode)
 
 

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -337,7 +337,7 @@ class WrappedDataModule(ImageData):
     def title(self) -> str:
         return f"class_path={name_of(self.module)}"
 
-    def has(self, split: Split) -> bool:
+    def has(self, split: Split | Literal["predict"]) -> bool:
         """Whether the module has images of a split."""
         return is_overridden(f"{split}_dataloader", self.module)
 
@@ -365,7 +365,7 @@ class WrappedDataModule(ImageData):
             self.module = self.trainer.lightning_module  # which Lightning sets up
         else:
             self.module.trainer = self.trainer
-            self.module.setup(stage)
+            self.module.setup("test" if stage == "predict" and not self.has("predict") else stage)
 
     def step_weight(self, number: int) -> float:
         """Returns 1: the sizes of the batches are not known."""
@@ -377,7 +377,7 @@ class WrappedDataModule(ImageData):
     def val_dataloader(self) -> Any:
         return self._of_trained("val")
 
-    def _of_trained(self, split: Split) -> Any:
+    def _of_trained(self, split: Split | Literal["predict"]) -> Any:
         """Returns a loader, or refuses one whose labels stand for other classes than those of training."""
         if not self.has(split):
             raise UserError(f"data.{self.title} has no {split}_dataloader")
@@ -392,7 +392,8 @@ class WrappedDataModule(ImageData):
     def test_dataloader(self) -> Any:
         return self._of_trained("test")
 
-    predict_dataloader = test_dataloader
+    def predict_dataloader(self) -> Any:
+        return self._of_trained("predict" if self.has("predict") else "test")
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Returns the batch as the module makes it, in the form of ours for a ViTClassifier.
