@@ -44,26 +44,26 @@ def as_ours(config: Config, problems: list[str]) -> Config:
             problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
         config["optimizer"] = {**optimizer, "schedule": schedule}
     if isinstance(trainer := config.get("trainer"), dict):
-        defaults = {name: inspect.signature(Trainer).parameters[name].default for name in SET_BY_RUN}
-        given = {name: value for name, value in trainer.items() if name in SET_BY_RUN}
-        config["trainer"] = {name: value for name, value in trainer.items() if name not in SET_BY_RUN}
-        for name, value in given.items():
-            usual = (defaults[name], str(defaults[name]).lower(), *(("true", True) if "checkpoint" in name else ()))
-            if value not in (None, *usual):
-                shown = str(value).lower() if isinstance(value, bool) else value
-                problems.append(f"trainer.{name}={shown}: {SET_BY_RUN[name]}")
-    model = config.get("model")
-    if (
-        isinstance(model, dict)
-        and "module" not in config
-        and issubclass(class_of(model.get("class_path")), LightningModule)
-    ):
+        config["trainer"] = _without_what_a_run_sets(trainer, problems)
+    model = config.get("model") if "module" not in config else None
+    if isinstance(model, dict) and issubclass(class_of(model.get("class_path")), LightningModule):
         config["module"] = config.pop("model")
     module = config.get("module")
     if isinstance(module, dict) and "network" in module and config.get("model") is None:
         config["module"] = {name: value for name, value in module.items() if name != "network"}
         config["model"] = module["network"]
     return config
+
+
+def _without_what_a_run_sets(trainer: Config, problems: list[str]) -> Config:
+    """Returns arguments of the Trainer without those of ``SET_BY_RUN``; any but their usual values are problems."""
+    for name in [name for name in trainer if name in SET_BY_RUN]:
+        value, default = trainer[name], inspect.signature(Trainer).parameters[name].default
+        usual = (None, default, str(default).lower(), *(("true", True) if "checkpoint" in name else ()))
+        if value not in usual:
+            shown = str(value).lower() if isinstance(value, bool) else value
+            problems.append(f"trainer.{name}={shown}: {SET_BY_RUN[name]}")
+    return {name: value for name, value in trainer.items() if name not in SET_BY_RUN}
 
 
 def of_the_module(config: Config, earlier: Config) -> Config:
@@ -98,9 +98,8 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
         module: the class of the LightningModule.
     """
     more: Config = {}
-    optimizer = config.get("optimizer")
-    optimizer = {"class_path": optimizer} if isinstance(optimizer, str) and can_be_class(optimizer) else optimizer
-    if lacks_optimizer(module) and isinstance(optimizer, dict) and optimizer.get("class_path") is not None:
+    optimizer = as_map(config.get("optimizer"))
+    if lacks_optimizer(module) and can_be_class(str(optimizer.get("class_path") or "")):
         more["optimizer"] = {"schedule": "constant", **optimizer}
     given, data = as_map(config.get("module")), as_map(config.get("data"))
     named = data.get("class_path")

@@ -98,12 +98,12 @@ def hint_of_class(name: str, base: Any, home: str) -> str:
     names = ours + _names_of(module or home)
     lower = last.lower()
     found = near(last, names) or sorted((one for one in names if lower in one.lower()), key=len)
-    if not found and not module and find_class(f"torchvision.models.{last}") is not None:
-        return f" (did you mean torchvision.models.{last}?)"
-    if not found and (modules := near(module, searched_modules())):
-        return f" (did you mean {modules[0]}.{last}?)"
-    if found:
-        return f" (did you mean {module}{'.' if module else ''}{found[0]}?)"
+    likely = [f"{module}{'.' if module else ''}{one}" for one in found]
+    if not module and find_class(f"torchvision.models.{last}") is not None:
+        likely.append(f"torchvision.models.{last}")
+    likely += [f"{one}.{last}" for one in near(module, searched_modules())]
+    if likely:
+        return f" (did you mean {likely[0]}?)"
     folders = f"; searched: installed packages, {searched()}" if module and searched() else ""
     choices = f"choose {', '.join(ours)} or " if ours else ""
     return f" ({choices}give module.Class{folders})"

@@ -104,10 +104,9 @@ class Groups:
 
 def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
     """Returns the values that hold a secret of the environment, which would be written to the run's files."""
-    if isinstance(value, dict):
-        return [text for name, item in value.items() for text in secret_problems(item, (*path, str(name)))]
-    if isinstance(value, list):
-        return [text for number, item in enumerate(value) for text in secret_problems(item, (*path, str(number)))]
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return [text for name, item in items for text in secret_problems(item, (*path, str(name)))]
     return [
         f"{'.'.join(path)} holds the value of {name}: no secret belongs in a config, W&B reads it from the environment"
         for name, text in secrets_of_environment().items()

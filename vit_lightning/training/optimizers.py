@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim._muon import _adjust_lr
 from torch.optim.lr_scheduler import LRScheduler
 
-from vit_lightning.errors import UserError, with_place
+from vit_lightning.errors import UserError, named, with_place
 
 Group = dict[str, Any]
 
@@ -320,10 +320,8 @@ def factors_of_function(function: Callable[[int, int], float], steps: int) -> li
     """
     factors: list[float] = []
     for step in range(steps):
-        try:
+        with named(f"step {step} of {steps}: ", others=True):
             factors.append(float(function(step, steps)))
-        except Exception as fault:  # whatever the user's code raises
-            raise UserError(f"step {step} of {steps}: {with_place(fault)}") from fault
         if not 0.0 <= factors[-1] < math.inf:
             raise UserError(f"step {step} of {steps}: the factor {factors[-1]} must be a finite number, at least 0")
     return factors

@@ -33,14 +33,17 @@ class Adapted:
 
     state: dict[str, Tensor]
     """Weights under the network's names; those of ``new`` are missing."""
-    taken: list[str] = field(default_factory=list)
-    """Names of the network whose weights are those of the source, bit for bit."""
     resized: dict[str, str] = field(default_factory=dict)
     """Names of weights that were changed to fit, and how."""
     new: dict[str, str] = field(default_factory=dict)
     """Names whose weights stay those of the network, and why."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Names of the source that the network does not take, and why."""
+
+    @property
+    def taken(self) -> list[str]:
+        """Names of the network whose weights are those of the source, bit for bit."""
+        return [name for name in self.state if name not in self.resized]
 
     def load(self, network: nn.Module) -> None:
         """Loads the weights; those that are new keep the values that the network has."""
@@ -97,12 +100,9 @@ def adapt(
         if value is not None and value.shape == weight.shape:
             if reset_head and in_head:
                 adapted.new[name] = reset_head
-                continue
-            adapted.state[name] = value
-            if by_name:
-                adapted.resized[name] = by_name
             else:
-                adapted.taken.append(name)
+                adapted.state[name] = value
+                adapted.resized.update({name: by_name} if by_name else {})
         elif value is not None and interpolation == "reset" and rules.is_positions(plain):
             adapted.new[name] = "new positions"
         elif value is not None and (resized := rules.resized(plain, value, weight)) is not None:

@@ -83,7 +83,7 @@ def identify(
     described = (file.config or {}).get("model")
     given = dict(config or {})
     if isinstance(described, Mapping) and "class_path" in described:
-        return Identified(OURS, _with_arguments(described, given), ())
+        return Identified(OURS, with_arguments(described, given), ())
     stated = _stated(file)
     wanted = given.pop("family", stated.pop("family", None))
     families = FAMILIES.values() if wanted is None else (find_family(wanted, "config.family"),)
@@ -273,10 +273,10 @@ def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | N
     if f"{PATCHES}.linear.weight" in reading.shapes:
         found["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
     read = {name: value for name, value in options.items() if name not in more}
-    return Identified(OURS, _with_arguments(found, more), (*clues.notes, _assumed(OURS, read)))
+    return Identified(OURS, with_arguments(found, more), (*clues.notes, _assumed(OURS, read)))
 
 
-def _with_arguments(model: Mapping[str, Any], given: Config) -> Config:
+def with_arguments(model: Mapping[str, Any], given: Config) -> Config:
     """Returns the model of a config with other arguments."""
     return {**model, "init_args": {**(model.get("init_args") or {}), **given}}
 

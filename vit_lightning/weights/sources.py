@@ -23,7 +23,7 @@ from vit_lightning.weights.adapt import adapt, merged
 from vit_lightning.weights.convert import from_reference
 from vit_lightning.weights.descriptions import INTERPOLATIONS, PREPROCESSING
 from vit_lightning.weights.files import WeightsFile, naming, read_weights
-from vit_lightning.weights.identify import OURS, identify
+from vit_lightning.weights.identify import OURS, identify, with_arguments
 from vit_lightning.weights.options import model_config
 from vit_lightning.weights.trust import refuse_untrusted
 
@@ -291,9 +291,9 @@ def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, 
     source = replace(source, view=view, class_names=source.class_names if classes is None else None)
     if isinstance(source.network, ViT):
         model: Any = model_config(source.network) if source.config is None else source.config["model"]
-        arguments = {**model.get("init_args", {}), **({} if size is None else {"image_size": list(pair(size))})}
+        arguments: dict[str, Any] = {} if size is None else {"image_size": list(pair(size))}
         arguments |= {} if classes is None else {"num_classes": classes}
-        changed = known.network({"model": {**model, "init_args": arguments}}, source.path)
+        changed = known.network({"model": with_arguments(model, arguments)}, source.path)
         changed.to(next(source.network.parameters()).dtype)
         adapt(changed, source.network).load(changed)
         return replace(source, network=changed)
