@@ -86,13 +86,6 @@ class _Known(NamedTuple):
         return self.make_network(config, (folder or Path.cwd()) if self.trust else None)
 
 
-def _learned_no_classes(config: Mapping[str, Any]) -> bool:
-    """Whether a run pre-trained without labels, so that its head is not trained."""
-    module = config.get("module")
-    name = module.get("class_path") if isinstance(module, Mapping) else module
-    return str(name).rpartition(".")[2] == "MAE"
-
-
 def open_source(
     place: str | Path | WeightsFile,
     *,
@@ -145,46 +138,6 @@ def open_source(
     return found
 
 
-def meta_logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
-    """Returns the logits of two images (c, H, W) of a shape, without numbers; raises UserError if there are none."""
-    try:
-        with torch.no_grad():
-            logits: Tensor = copy.deepcopy(network).to("meta").eval()(torch.empty(2, *shape, device="meta"))
-        return logits
-    except Exception as fault:  # whatever the layers of others raise
-        raise UserError(f"{problem}: {' '.join(str(fault).split())[:200]}") from fault
-
-
-def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with given facts of preprocessing."""
-    channels, size = source.view.get("in_channels", 3), source.view.get("image_size", (1, 1))
-    classes = getattr(source.network, "num_classes", None)
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "mean": (lambda mean: len(_numbers(mean)) == channels, f"{channels} numbers"),
-        "std": (lambda std: len(_numbers(std)) == channels and min(std) > 0.0, f"{channels} numbers above 0"),
-        "centre_share": (lambda share: type(share) in (int, float) and 0.0 < share <= 1.0, "above 0 and at most 1"),
-        "class_names": (lambda names: _are_names(names, classes), f"a list of {classes or 'the'} names"),
-        "interpolation": (lambda name: name in INTERPOLATIONS, f"one of {', '.join(INTERPOLATIONS)}"),
-        "resize": (
-            lambda given: (type(given) is int or [*map(type, _numbers(given))] == [int, int]) and covers(given, size),
-            f"a number of pixels, or height and width, at least {side(pair(size))}",
-        ),
-        "multi_label": (lambda value: type(value) is bool, "true or false"),
-    }
-    return problems_of(*((name, value, rules[name][0](value), rules[name][1]) for name, value in facts.items()))
-
-
-def _numbers(value: Any) -> list[float]:
-    """Returns the finite numbers of a list; none where it holds anything else."""
-    items = value if isinstance(value, list | tuple) else []
-    return [*items] if all(type(item) in (int, float) and math.isfinite(item) for item in items) else []
-
-
-def _are_names(value: Any, count: int | None) -> bool:
-    names = value if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) else []
-    return bool(names) and len(names) == (count or len(names))
-
-
 def _opened(file: WeightsFile, known: _Known) -> Source:
     family, network, notes = _network(file, known)
     view = {"centre_share": 1.0, **({} if file.network is None else {"in_channels": 3}), **(file.view or {})}
@@ -212,27 +165,6 @@ def _opened(file: WeightsFile, known: _Known) -> Source:
         config=None if file.checkpoint is None else file.checkpoint["config"],
         path=file.path,
     )
-
-
-def for_size(view: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
-    """Returns the preprocessing for images of another size, of which as much is shown."""
-    resize, before, share = view.get("resize"), pair(view.get("image_size", size)), view.get("centre_share", 1.0)
-    if resize is not None:
-        edges = [  # of timm, which rounds down at each size
-            math.floor(new / share) if edge == math.floor(old / share) else edge * new // old
-            for edge, new, old in zip(pair(resize), size, before, strict=True)
-        ]
-        view = {**view, "resize": max(edges) if isinstance(resize, int) else edges}
-    return {**view, "image_size": size}
-
-
-def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float]]:
-    """Returns mean and std of the images of most published weights of a family; nothing where they are not known."""
-    if family not in _USUAL:
-        return {}
-    is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
-    mean, std = _IMAGENET if is_deit else _USUAL[family]
-    return {"mean": mean, "std": std}
 
 
 def _network(file: WeightsFile, known: _Known) -> tuple[str, nn.Module, tuple[str, ...]]:
@@ -285,6 +217,34 @@ def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[
     return (list(found) if are_named(found) or not isinstance(of_labels, Mapping) else None), ""
 
 
+def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float]]:
+    """Returns mean and std of the images of most published weights of a family; nothing where they are not known."""
+    if family not in _USUAL:
+        return {}
+    is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
+    mean, std = _IMAGENET if is_deit else _USUAL[family]
+    return {"mean": mean, "std": std}
+
+
+def for_size(view: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
+    """Returns the preprocessing for images of another size, of which as much is shown."""
+    resize, before, share = view.get("resize"), pair(view.get("image_size", size)), view.get("centre_share", 1.0)
+    if resize is not None:
+        edges = [  # of timm, which rounds down at each size
+            math.floor(new / share) if edge == math.floor(old / share) else edge * new // old
+            for edge, new, old in zip(pair(resize), size, before, strict=True)
+        ]
+        view = {**view, "resize": max(edges) if isinstance(resize, int) else edges}
+    return {**view, "image_size": size}
+
+
+def _learned_no_classes(config: Mapping[str, Any]) -> bool:
+    """Whether a run pre-trained without labels, so that its head is not trained."""
+    module = config.get("module")
+    name = module.get("class_path") if isinstance(module, Mapping) else module
+    return str(name).rpartition(".")[2] == "MAE"
+
+
 def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, classes: int | None) -> Source:
     """Returns a source with a new head, or for images of another size."""
     view = source.view if size is None else for_size(source.view, pair(size))
@@ -307,3 +267,43 @@ def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, 
         shape = (view.get("in_channels", 3), *pair(view["image_size"]))
         meta_logits(network, shape, f"image_size={view['image_size']}: {type(network).__name__} does not take it")
     return source
+
+
+def meta_logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
+    """Returns the logits of two images (c, H, W) of a shape, without numbers; raises UserError if there are none."""
+    try:
+        with torch.no_grad():
+            logits: Tensor = copy.deepcopy(network).to("meta").eval()(torch.empty(2, *shape, device="meta"))
+        return logits
+    except Exception as fault:  # whatever the layers of others raise
+        raise UserError(f"{problem}: {' '.join(str(fault).split())[:200]}") from fault
+
+
+def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with given facts of preprocessing."""
+    channels, size = source.view.get("in_channels", 3), source.view.get("image_size", (1, 1))
+    classes = getattr(source.network, "num_classes", None)
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "mean": (lambda mean: len(_numbers(mean)) == channels, f"{channels} numbers"),
+        "std": (lambda std: len(_numbers(std)) == channels and min(std) > 0.0, f"{channels} numbers above 0"),
+        "centre_share": (lambda share: type(share) in (int, float) and 0.0 < share <= 1.0, "above 0 and at most 1"),
+        "class_names": (lambda names: _are_names(names, classes), f"a list of {classes or 'the'} names"),
+        "interpolation": (lambda name: name in INTERPOLATIONS, f"one of {', '.join(INTERPOLATIONS)}"),
+        "resize": (
+            lambda given: (type(given) is int or [*map(type, _numbers(given))] == [int, int]) and covers(given, size),
+            f"a number of pixels, or height and width, at least {side(pair(size))}",
+        ),
+        "multi_label": (lambda value: type(value) is bool, "true or false"),
+    }
+    return problems_of(*((name, value, rules[name][0](value), rules[name][1]) for name, value in facts.items()))
+
+
+def _numbers(value: Any) -> list[float]:
+    """Returns the finite numbers of a list; none where it holds anything else."""
+    items = value if isinstance(value, list | tuple) else []
+    return [*items] if all(type(item) in (int, float) and math.isfinite(item) for item in items) else []
+
+
+def _are_names(value: Any, count: int | None) -> bool:
+    names = value if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value) else []
+    return bool(names) and len(names) == (count or len(names))
