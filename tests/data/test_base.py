@@ -75,12 +75,6 @@ def test_a_cut_without_an_image_of_each_class_names_its_share():
         stratified_cut([0, 1, 2] * 4, 0.1, seed=0, split="test")
 
 
-def test_all_bad_values_are_named_at_once():
-    with pytest.raises(UserError) as caught:
-        Digits(batch_size=0, num_workers=-1, split_seed=-2)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == ["batch_size", "num_workers", "split_seed"]
-
-
 class Recorder(ViTClassifier):
     """Remembers which images it was trained on, and what they looked like."""
 

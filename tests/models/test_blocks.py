@@ -7,7 +7,7 @@ from torch import nn
 
 from vit_lightning import UserError, ViT, to_reference
 from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, attention_weights
-from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
 from vit_lightning.models.layers import DropPath, NamedSequential, RMSNorm
 
 
@@ -143,6 +143,9 @@ def test_a_slice_of_a_block_is_a_plain_sequential():
     assert block[-1] is block.output_dropout
 
 
+WRONG = {"dropout": 1.0, "expansion": 0.0, "activation": "mish"}
+
+
 @pytest.mark.parametrize(
     ("make", "keys"),
     [
@@ -150,6 +153,9 @@ def test_a_slice_of_a_block_is_a_plain_sequential():
         (lambda: MultiHeadAttention(8, 0), ["num_heads"]),
         (lambda: MultiHeadAttention(8, 2, dim_head=0), ["num_heads"]),
         (lambda: DropPath(1.0), ["p"]),
+        (lambda: FeedForwardBlock(8, **WRONG), [*WRONG]),
+        (lambda: SwiGLU(8, **WRONG), [*WRONG]),
+        (lambda: PackedSwiGLU(8, **WRONG), [*WRONG]),
     ],
 )
 def test_values_that_cannot_work_are_refused_when_the_block_is_made(make, keys):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
-from torch.utils.data import DataLoader, TensorDataset
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.errors import Diverged
@@ -143,19 +143,12 @@ def test_the_best_checkpoint_holds_the_weights_that_were_measured(tmp_path):
     assert torch.equal(best["state_dict"]["network.head.linear.weight"], measured.weights[20])
 
 
-class Half(LightningModule):
+class Half(BoringModel):
     """A module whose gradients are multiplied, so that they may be infinite where its loss is finite."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
         self.layer.weight.register_hook(lambda gradient: gradient * factor)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.layer(batch[0]).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 1e-3)
 
 
 @pytest.mark.parametrize("factor", [float("inf"), 1.0])
@@ -163,10 +156,9 @@ def test_gradients_in_half_precision_that_are_never_finite_stop_a_run_without_ch
     half = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     trainer = Trainer(max_steps=60, plugins=[half], callbacks=[FiniteGuard(tmp_path)], **quiet)
-    loader = DataLoader(TensorDataset(torch.ones(60, 1)), 1)
     stops = pytest.raises(Diverged, match="gradients in float16 are not finite")
     with stops if math.isinf(factor) else contextlib.nullcontext():
-        trainer.fit(Half(factor), loader)
+        trainer.fit(Half(factor))
     assert trainer.global_step == (37 if math.isinf(factor) else 60)
 
 
@@ -193,19 +185,12 @@ def test_what_a_gpu_copies_is_the_file_as_it_was_when_it_was_saved(tmp_path, mon
     assert read_checkpoint(tmp_path / "copied.ckpt")["state_dict"]["tied"].tolist() == [[4.0, 6.0], [8.0, 10.0]]
 
 
-class OfTwoLoaders(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch[0]).mean()
-
+class OfTwoLoaders(BoringModel):
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         self.log("val/acc", float(dataloader_idx))
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def val_dataloader(self):
+        return [self.train_dataloader()] * 2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -216,8 +201,7 @@ def test_of_what_several_loaders_log_one_is_chosen(tmp_path):
         trainer = Trainer(
             accelerator="cpu", callbacks=[guard, checkpoints], plugins=AtomicCheckpointIO(), max_epochs=1, logger=False
         )
-        loader = DataLoader(TensorDataset(torch.ones(4, 2)))
-        trainer.fit(OfTwoLoaders(), loader, [loader, loader])
+        trainer.fit(OfTwoLoaders())
         return checkpoints.best_score
 
     assert fit("val/acc/dataloader_idx_1") == 1.0

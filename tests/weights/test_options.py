@@ -9,43 +9,30 @@ import torch
 from vit_lightning import ViT
 from vit_lightning.models import attention, crate, feed_forward, heads, patches, positions
 from vit_lightning.models.layers import LayerNorm, RMSNorm
-from vit_lightning.weights.options import TRAINING_ALONE, build, describe
+from vit_lightning.weights.options import (
+    ATTENTIONS,
+    FEED_FORWARDS,
+    POOLS,
+    POSITIONS,
+    TRAINING_ALONE,
+    build,
+    describe,
+)
 
 SMALL = {"image_size": 16, "patch_size": 4, "emb_size": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 PARTS = {
-    "attention": (
-        attention.MultiHeadAttention,
-        attention.SeparateAttention,
-        attention.DividedAfterSoftmaxAttention,
-        attention.RotaryAttention,
-        crate.MSSA,
-    ),
-    "feed_forward": (feed_forward.FeedForwardBlock, feed_forward.SwiGLU, feed_forward.PackedSwiGLU, crate.ISTA),
-    "positions": (positions.LearnedPositions, positions.LearnedPatchPositions, positions.SinCos2dPositions),
+    "attention": (*ATTENTIONS.values(), attention.SeparateAttention, attention.RotaryAttention),
+    "feed_forward": FEED_FORWARDS.values(),
+    "positions": (*POSITIONS.values(), positions.SinCos2dPositions),
     "patch_projection": (patches.ConvProjection, patches.LinearProjection, patches.ConvTokenizer),
-    "pool": (
-        heads.MeanPool,
-        heads.MeanAllPool,
-        heads.MaxPool,
-        heads.MeanMaxPool,
-        heads.SequencePool,
-        heads.AttentionPool,
-    ),
+    "pool": POOLS.values(),
     "norm": (LayerNorm, RMSNorm),
 }
 OTHER = {
-    **{
-        "image_size": 32,
-        "patch_size": 2,
-        "in_channels": 1,
-        "num_classes": 7,
-        "emb_size": 64,
-        "depth": 3,
-        "num_heads": 2,
-    },
-    **{"class_token": False, "distillation_token": True, "register_tokens": 2, "pool": "mean", "positions": "none"},
-    **{"final_norm": "none", "embedding_norm": LayerNorm, "representation_size": 3, "layer_scale": 0.3},
-    **{"patch_projection": partial(patches.LinearProjection, patch_norm=LayerNorm)},
+    **{"image_size": 32, "patch_size": 2, "in_channels": 1, "num_classes": 7, "emb_size": 64, "depth": 3},
+    **{"num_heads": 2, "class_token": False, "distillation_token": True, "register_tokens": 2, "pool": "mean"},
+    **{"positions": "none", "final_norm": "none", "embedding_norm": LayerNorm, "representation_size": 3},
+    **{"layer_scale": 0.3, "patch_projection": partial(patches.LinearProjection, patch_norm=LayerNorm)},
     **{"attention": partial(attention.MultiHeadAttention, dim_head=4), "feed_forward": feed_forward.SwiGLU},
     **{"dim_head": 16, "qkv_bias": False, "scale": 0.7, "qk_norm": RMSNorm, "norm": RMSNorm, "projection": False},
     **{"projection_bias": False, "temperature": 99.0, "max_resolution": 5.0, "reference_grid": (3, 3), "centred": True},
