@@ -110,9 +110,39 @@ class Ledger:
     """The last look, from which the next one goes on; only ``look`` and ``retry`` set it."""
 
     @property
+    def tune(self) -> Tune:
+        return Tune(**(self.facts["tune"] or {"options": {}, "seeds": []}))
+
+    @property
     def trials(self) -> dict[str, dict[str, Any]]:
         """Values that the tuning tries, by their names in the order of the plan."""
         return {grid_name(values): values for values in self.tune.combinations}
+
+    @property
+    def timing(self) -> dict[str, dict[str, Any]]:
+        """Cost of a step and options of each arm, with equal time; empty before it has been timed."""
+        return read_json(self.folder / "ledger" / "timing.json")
+
+    @property
+    def studies(self) -> Path:
+        """File in which studies of the same question or arms are entered; by default beside the folder."""
+        return Path(self.facts.get("register") or self.folder.parent / register.FILE)
+
+    def run_folder(self, run: Planned) -> Path:
+        return self.folder / ("runs" if run.trial is None else "tuning") / run.name
+
+    def claims_folder(self, run: Planned) -> Path:
+        return self.folder / "ledger" / ("" if run.trial is None else "tuning") / run.name
+
+    def _relative(self, run: Planned) -> str:
+        return str(self.run_folder(run).relative_to(self.folder))
+
+    def _record(self, run: Planned) -> Path:
+        return self.claims_folder(run) / "results.json"
+
+    def _choice(self, arm: str, place: int) -> Path:
+        anew = f"-seed{self.facts['seeds'][place]}" if self.tune.replicates else ""
+        return self.folder / "ledger" / "tuning" / f"{slug(arm)}{anew}.json"
 
     def look(self) -> Look:
         """Reads which runs have ended, until no further run follows from them."""
@@ -166,41 +196,21 @@ class Ledger:
         ends = {run: self.failure(run) or {} for run in trials if ended[run].state == "failed"}
         failed, end = next(iter(ends.items()))
         kind = "diverged in tuning" if {one.get("kind") for one in ends.values()} == {"diverged"} else "tuning"
-        return f"{kind}: a trial of each value failed, such as {self._place(failed)}: {end.get('cause')}"
+        return f"{kind}: a trial of each value failed, such as {self._relative(failed)}: {end.get('cause')}"
 
-    @property
-    def studies(self) -> Path:
-        """File in which studies of the same question or arms are entered; by default beside the folder."""
-        return Path(self.facts.get("register") or self.folder.parent / register.FILE)
+    def _run(self, run: Planned, state: State = "missing", cause: str | None = None, results: Results = None) -> Run:
+        tried = None if run.trial is None else self.trials[run.trial]
+        predictions = read_json(self._record(run)).get("predictions") if results else None
+        return Run(run.arm, run.seed, self._relative(run), state, cause, results or {}, tried, predictions)
 
     def _keep(self, run: Planned, results: dict[str, Any]) -> None:
         if not self._record(run).exists():
             register.enter(self.studies, self.folder, self.facts)
         records.keep(self._record(run), records.result_of(self.run_folder(run), results))
 
-    def _run(self, run: Planned, state: State = "missing", cause: str | None = None, results: Results = None) -> Run:
-        tried = None if run.trial is None else self.trials[run.trial]
-        predictions = read_json(self._record(run)).get("predictions") if results else None
-        return Run(run.arm, run.seed, self._place(run), state, cause, results or {}, tried, predictions)
-
-    @property
-    def tune(self) -> Tune:
-        return Tune(**(self.facts["tune"] or {"options": {}, "seeds": []}))
-
     def _trials(self, arm: str, place: int) -> list[Planned]:
         """Returns the trials that choose the values of an arm, for the seed at a place of the plan."""
         return [Planned(arm, seed, trial) for seed in self.tune.seeds_of(place) for trial in self.trials]
-
-    def choose(self, run: Planned) -> dict[str, Any]:
-        """Returns the values of a tuned arm for one of its runs: in all processes those that the first one chose."""
-        place = self.facts["seeds"].index(run.seed)
-        if values := self.look().chosen[place][run.arm]:
-            records.keep(self._choice(run.arm, place), values)
-        return read_json(self._choice(run.arm, place)) or values
-
-    def _choice(self, arm: str, place: int) -> Path:
-        anew = f"-seed{self.facts['seeds'][place]}" if self.tune.replicates else ""
-        return self.folder / "ledger" / "tuning" / f"{slug(arm)}{anew}.json"
 
     def _choose(self, place: int, ended: Mapping[Planned, Run]) -> dict[str, dict[str, Any]]:
         """Returns the values of each arm with the best mean over the seeds of the tuning, for the seed at a place.
@@ -222,6 +232,13 @@ class Ledger:
                     found[arm] = [*self.trials.values()][min(known)[1]]  # of equal ones the first
         return found
 
+    def choose(self, run: Planned) -> dict[str, Any]:
+        """Returns the values of a tuned arm for one of its runs: in all processes those that the first one chose."""
+        place = self.facts["seeds"].index(run.seed)
+        if values := self.look().chosen[place][run.arm]:
+            records.keep(self._choice(run.arm, place), values)
+        return read_json(self._choice(run.arm, place)) or values
+
     def study(self) -> Study:
         """Returns the ablation with the outcomes of its runs so far."""
         now, facts, tune, arms = self.look(), self.facts, self.facts["tune"], [*self.facts["arms"]]
@@ -234,17 +251,6 @@ class Ledger:
             once, anew = ({}, now.chosen) if self.tune.replicates else (now.chosen[0], [])
             tuning = Tuning(facts["metric"], facts["mode"], **tune, trials=trials, chosen=once, choices=anew)
         return dataclasses.replace(self._study([outcomes.get(run, self._run(run)) for run in needed]), tuning=tuning)
-
-    def changes(self) -> list[str]:
-        """Describes what has changed since the ablation began: code and question, results, claims."""
-        now, found = self.look(), records.noted_changes(self.folder)
-        for run in dict.fromkeys([*now.planned, *now.ended]):
-            name = f"'{run.arm}' with {f'{run.trial} and ' if run.trial else ''}seed {run.seed}"
-            if run in now.ended and now.ended[run].was_edited:
-                found.append(f"{name}: {str(now.ended[run].cause).partition(': ')[2]}; the run does not count")
-            found += records.lost_result(self._record(run))
-            found += records.second_result(self._record(run), self.run_folder(run), self.measured(run), name)
-        return found + records.changed_claims(self.folder, now.schedule.comparisons)
 
     def _study(self, runs: list[Run]) -> Study:
         facts = self.facts
@@ -263,22 +269,16 @@ class Ledger:
             timing=self.timing,
         )
 
-    @property
-    def timing(self) -> dict[str, dict[str, Any]]:
-        """Cost of a step and options of each arm, with equal time; empty before it has been timed."""
-        return read_json(self.folder / "ledger" / "timing.json")
-
-    def _place(self, run: Planned) -> str:
-        return str(self.run_folder(run).relative_to(self.folder))
-
-    def run_folder(self, run: Planned) -> Path:
-        return self.folder / ("runs" if run.trial is None else "tuning") / run.name
-
-    def claims_folder(self, run: Planned) -> Path:
-        return self.folder / "ledger" / ("" if run.trial is None else "tuning") / run.name
-
-    def _record(self, run: Planned) -> Path:
-        return self.claims_folder(run) / "results.json"
+    def changes(self) -> list[str]:
+        """Describes what has changed since the ablation began: code and question, results, claims."""
+        now, found = self.look(), records.noted_changes(self.folder)
+        for run in dict.fromkeys([*now.planned, *now.ended]):
+            name = f"'{run.arm}' with {f'{run.trial} and ' if run.trial else ''}seed {run.seed}"
+            if run in now.ended and now.ended[run].was_edited:
+                found.append(f"{name}: {str(now.ended[run].cause).partition(': ')[2]}; the run does not count")
+            found += records.lost_result(self._record(run))
+            found += records.second_result(self._record(run), self.run_folder(run), self.measured(run), name)
+        return found + records.changed_claims(self.folder, now.schedule.comparisons)
 
     def results(self, run: Planned) -> dict[str, Any] | None:
         """Returns the first results of a run, once they have a finite number for the metric that it is for."""
@@ -309,33 +309,15 @@ class Ledger:
         """Whether a run is done or has failed for good."""
         return self.results(run) is not None or self.failure(run) is not None
 
-    def retry(self) -> list[str]:
-        """Counts failed runs as missing again, in all processes; returns why others stay as they are.
+    def progress(self, run: Planned) -> int:
+        """Returns the last step that the run has logged."""
+        try:
+            return max((row["step"] or 0 for row in read_metrics(self.run_folder(run))), default=0)
+        except OSError:
+            return 0
 
-        Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
-
-        Another process may make an analysis without such a run just before it sees the mark. Whoever asked for the mark
-        did not know it, as the analysis had lacked a result until then. So the pairs, which in all processes follow the
-        seeds in order again, are not chosen by it. Claims that the other process has kept are named if they fall.
-        """
-        now, kept, diverged = self.look(), list[str](), dict[str, list[str]]()
-        failed = {run: end for run in now.planned if (end := self.failure(run))}
-        chosen = {run for place, arms in enumerate(now.chosen) for arm in arms for run in self._trials(arm, place)}
-        seed_of = {trial: seed for place, seed in enumerate(self.facts["seeds"]) for trial in self.tune.seeds_of(place)}
-        for run, end in failed.items():
-            last = self._last_claim(run)
-            if last is None or run in chosen:
-                continue
-            if end.get("kind") == "diverged":
-                diverged.setdefault(run.arm, []).append(end["cause"])
-            elif _is_replaced(now.schedule, run.arm, run.seed if run.trial is None else seed_of[run.seed]):
-                kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
-            else:
-                create_once(last.with_suffix(".retry"), "")
-        self._last = None
-        why = "diverged, and would do so again: not tried again"
-        alike = [f"{counted(len(causes), 'run')} of '{name}' {why} ({causes[0]})" for name, causes in diverged.items()]
-        return [*alike, *kept] if failed else ["no run has failed: there is nothing to try again"]
+    def _last_claim(self, run: Planned) -> Path | None:
+        return max(self.claims_folder(run).glob("[0-9]*.claim"), default=None)
 
     def claim(self, run: Planned) -> Claim | None:
         """Claims a run for this process; returns None if another process has it or it has finished."""
@@ -370,6 +352,16 @@ class Ledger:
         is_remote = read_json(claim).get("machine") != owner()["machine"]
         return not is_remote or read_json(end).get("outcome") != "done" or self.leases.has_expired(end)
 
+    def _silent_deaths(self, run: Planned, number: int) -> int:
+        """Counts the claims before this one that have no end, in a row, since the run last got further than before."""
+        claims = [self.claims_folder(run) / f"{earlier:04}.claim" for earlier in range(1, number + 1)]
+        best, count = 0, 0
+        for earlier, later in itertools.pairwise(claims):
+            reached = read_json(later).get("progress", 0)
+            count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
+            best = max(best, reached)
+        return count
+
     def end_done(self, run: Planned, claim: Claim) -> bool:
         """Records an attempt as done if the run has results, which are kept before; returns whether it has."""
         results = self.results(run)
@@ -391,25 +383,33 @@ class Ledger:
         claim.end("failed" if final else "again", kind=kind, cause=cause, counts=counts)
         return final
 
-    def progress(self, run: Planned) -> int:
-        """Returns the last step that the run has logged."""
-        try:
-            return max((row["step"] or 0 for row in read_metrics(self.run_folder(run))), default=0)
-        except OSError:
-            return 0
+    def retry(self) -> list[str]:
+        """Counts failed runs as missing again, in all processes; returns why others stay as they are.
 
-    def _last_claim(self, run: Planned) -> Path | None:
-        return max(self.claims_folder(run).glob("[0-9]*.claim"), default=None)
+        Trials are tried again only where an arm's tuning chose nothing: runs with what it chose may have begun.
 
-    def _silent_deaths(self, run: Planned, number: int) -> int:
-        """Counts the claims before this one that have no end, in a row, since the run last got further than before."""
-        claims = [self.claims_folder(run) / f"{earlier:04}.claim" for earlier in range(1, number + 1)]
-        best, count = 0, 0
-        for earlier, later in itertools.pairwise(claims):
-            reached = read_json(later).get("progress", 0)
-            count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
-            best = max(best, reached)
-        return count
+        Another process may make an analysis without such a run just before it sees the mark. Whoever asked for the mark
+        did not know it, as the analysis had lacked a result until then. So the pairs, which in all processes follow the
+        seeds in order again, are not chosen by it. Claims that the other process has kept are named if they fall.
+        """
+        now, kept, diverged = self.look(), list[str](), dict[str, list[str]]()
+        failed = {run: end for run in now.planned if (end := self.failure(run))}
+        chosen = {run for place, arms in enumerate(now.chosen) for arm in arms for run in self._trials(arm, place)}
+        seed_of = {trial: seed for place, seed in enumerate(self.facts["seeds"]) for trial in self.tune.seeds_of(place)}
+        for run, end in failed.items():
+            last = self._last_claim(run)
+            if last is None or run in chosen:
+                continue
+            if end.get("kind") == "diverged":
+                diverged.setdefault(run.arm, []).append(end["cause"])
+            elif _is_replaced(now.schedule, run.arm, run.seed if run.trial is None else seed_of[run.seed]):
+                kept.append(f"{run.name} is not tried again: a comparison was made with another seed in its place")
+            else:
+                create_once(last.with_suffix(".retry"), "")
+        self._last = None
+        why = "diverged, and would do so again: not tried again"
+        alike = [f"{counted(len(causes), 'run')} of '{name}' {why} ({causes[0]})" for name, causes in diverged.items()]
+        return [*alike, *kept] if failed else ["no run has failed: there is nothing to try again"]
 
 
 def _is_replaced(schedule: Schedule, arm: str, seed: int) -> bool:

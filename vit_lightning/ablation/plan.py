@@ -353,11 +353,10 @@ class PlanReader(Reader):
             self.problems.append("compare.extended is kept by the ledger (to go on, raise compare.max_seeds)")
         if self.given.get("sizes") and (found.arms == "pairs" or self.given.get("grid")):
             self.problems.append("sizes: arms beside a baseline have sizes, neither compare.arms=pairs nor a grid")
-        if found.then and found.arms == "pairs":
-            self.problems.append("compare.then compares arms beside a baseline, not compare.arms=pairs")
-        if found.until == "not better" and found.arms == "pairs":
-            rest = f"asks about arms beside a baseline, not compare.arms={found.arms}"
-            self.problems.append(f"compare.until=not better {rest}")
+        if found.arms == "pairs":
+            rest = "arms beside a baseline, not compare.arms=pairs"
+            self.problems += [f"compare.then compares {rest}"] * bool(found.then)
+            self.problems += [f"compare.until=not better asks about {rest}"] * (found.until == "not better")
         return replace(found, max_seeds=min(count, MOST_SEEDS))
 
     def seeds(self, compare: Compare, tune: Tune) -> tuple[list[int], str]:
@@ -420,9 +419,7 @@ class PlanReader(Reader):
         elif not isinstance(named, dict):
             self.problems.append(f"arms={named} must hold {{NAME: {{OPTION: VALUE}}}}")
         else:
-            arms = {str(name): self.options(f"arms.{name}", options or {}) for name, options in named.items()}
-            texts = [name for name in named if not isinstance(name, str)]
-            self.problems += [f"arm {name}: a name is a text: write it in quotes" for name in texts]
+            arms = self.named("arm", named)
             taken = [name for name in named if name in NOT_AN_ARM]
             self.problems += [f"arm {name}: this name has a meaning of its own (choose another)" for name in taken]
             sizes = self.sizes(arms)
@@ -434,6 +431,13 @@ class PlanReader(Reader):
         self.refuse_same_folder(f"arms {', '.join(arms)}: two names", arms)
         return factors, arms
 
+    def named(self, kind: str, given: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
+        """Returns the options of each arm or size by its name."""
+        found = {str(name): self.options(f"{kind}s.{name}", options or {}) for name, options in given.items()}
+        texts = [name for name in given if not isinstance(name, str)]
+        self.problems += [f"{kind} {name}: a name is a text: write it in quotes" for name in texts]
+        return found
+
     def sizes(self, arms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Returns the options of each size; none where all arms are of one size."""
         given = self.given.get("sizes")
@@ -442,10 +446,7 @@ class PlanReader(Reader):
         if not isinstance(given, dict) or len(given) < 2:
             self.problems.append(f"sizes={word(given)} must hold {{NAME: {{OPTION: VALUE}}}}, of two sizes or more")
             return {}
-        sizes = {str(name): self.options(f"sizes.{name}", options or {}) for name, options in given.items()}
-        self.problems += [
-            f"size {name}: a name is a text: write it in quotes" for name in given if type(name) is not str
-        ]
+        sizes = self.named("size", given)
         for name, options in sizes.items():
             self.refuse_twice(f"sizes.{name}", options, {f"arm {arm}": own for arm, own in arms.items()})
         return sizes

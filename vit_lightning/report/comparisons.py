@@ -351,12 +351,10 @@ def make_schedule(study: Study) -> Schedule:
 
 
 def runs_left(study: Study, comparisons: Sequence[ArmComparison], *, until_last: bool = False) -> set[tuple[str, int]]:
-    """Returns arms and seeds of the runs that comparisons need for their next analyses, or for their last."""
+    """Returns arms and seeds of the runs that open comparisons need for their next analyses, or for their last."""
     ended = {(run.arm, run.seed) for run in study.runs if run.state != "missing"}
-    needed = {
-        (arm, seed)
-        for one in comparisons
-        for arm in one.terms
-        for seed in study.seeds[: one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)]
-    }
+    needed = set[tuple[str, int]]()
+    for one in (one for one in comparisons if one.is_open):
+        count = one.seeds_for(one.design.max_pairs if until_last else one.next or one.n)
+        needed |= {(arm, seed) for arm in one.terms for seed in study.seeds[:count]}
     return needed - ended

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from vit_lightning.config.files import PER_RUN, Config, changes
+from vit_lightning.config.files import PER_RUN, Config, changes, options_of
 from vit_lightning.report.study import Study
 from vit_lightning.storage.folder import is_plain
 
@@ -56,16 +56,14 @@ def config_differences(study: Study, configs: Configs) -> list[ConfigDifference]
     of_a_run += (*tuning.options,) if tuning is not None and tuning.replicates else ()
     named = {arm: study.given(arm) for arm in study.arms}
     first = next(iter(configs.values()))
-    by_run = {run: changes(first, config) for run, config in configs.items()}
-    keys = sorted({key for changed in by_run.values() for key in changed if not _changes(of_a_run, key)})
+    options = {run: options_of(config) for run, config in configs.items()}
+    keys = {key for config in configs.values() for key in changes(first, config) if not _changes(of_a_run, key)}
     found = []
-    for key in keys:
-        original = next(changed[key][0] for changed in by_run.values() if key in changed)
+    for key in sorted(keys):
         values: dict[str, list[Any]] = {}
-        for (arm, _), changed in by_run.items():
-            value = changed[key][1] if key in changed else original
-            if value not in values.setdefault(arm, []):
-                values[arm].append(value)
+        for (arm, _), given in options.items():
+            if given.get(key) not in values.setdefault(arm, []):
+                values[arm].append(given.get(key))
         others = [own for arm, own in values.items() if not _changes(named[arm], key)]
         planned = all(len(own) == 1 for own in values.values()) and all(own == others[0] for own in others)
         found.append(ConfigDifference(key, values, planned))

@@ -84,7 +84,7 @@ def forecast_sentences(study: Study, images: int | None, seconds: float | None) 
         seconds: time of the study for each of its runs; None if nobody knows.
     """
     rules, comparisons = study.compare, compare_all(study)
-    left = len(runs_left(study, [one for one in comparisons if one.is_open], until_last=True))
+    left = len(runs_left(study, comparisons, until_last=True))
     most = f"at most {counted(left, 'run')}" + ("" if seconds is None else f": {show_time(seconds * left)}")
     if under_way := [(one, one.analysis) for one in comparisons if one.is_open and one.analysis is not None]:
         chance = float(np.mean([one.course.chance[place] for one, place in under_way]))

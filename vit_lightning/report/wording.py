@@ -195,7 +195,7 @@ def sentence(analysis: Analysis, line: Line) -> str:
 
 def following(analysis: Analysis, line: Line) -> str:
     """Says what to do next about a line: runs to the next analysis with their cost, else what its verdict means."""
-    needed = [arm for arm, _ in runs_left(analysis.study, [one for one in line.comparisons if one.is_open])]
+    needed = [arm for arm, _ in runs_left(analysis.study, line.comparisons)]
     if needed:
         return f"{_runs(analysis, needed)} to the next comparison"
     if line.comparison is None:
