@@ -35,8 +35,8 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     flags += ["--data.batch_size=16", "--checkpoint.every_n_steps=1", "--trainer.max_epochs=2"]
     fit(resolve([*flags, "--data.num_workers=0", "--out=whole"]))
     with killed_after(9):
-        fit(resolve([*flags, "--data.num_workers=2", "--out=run"]))
-    results = fit(resolve([*flags, "--data.num_workers=2", "--out=run", "--resume=auto"]))
+        fit(resolve([*flags, "--data.num_workers=1", "--out=run"]))
+    results = fit(resolve([*flags, "--data.num_workers=1", "--out=run", "--resume=auto"]))
     assert same_weights("whole", "run")["global_step"] == results["steps"] == 14
     # the written config is read again as it is, with options of the dataset beside those of ours
     again = resolve(["--ckpt=run", "--trust", "--data.batch_size=8", "--wandb.mode=disabled"], "test")
@@ -135,7 +135,7 @@ def test_a_module_without_a_validation_trains_and_is_tested_as_in_lightning(own)
 
 def test_an_error_of_a_later_item_names_its_file_and_line(own):
     experiment = resolve(
-        [*FLAGS, "--data.class_path=my_scans.Late", "--data.count=150", "--data.num_workers=2", "--out=run"]
+        [*FLAGS, "--data.class_path=my_scans.Late", "--data.count=150", "--data.num_workers=1", "--out=run"]
     )
     with pytest.raises(UserError, match=r"my_scans.Late: item 7: ZeroDivisionError: .*my_scans.py, line \d+"):
         fit(experiment)
