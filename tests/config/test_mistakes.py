@@ -208,8 +208,13 @@ KEYS = {
         "optimizer.nesterov=true: torch.optim.NAdam takes no nesterov (choose "
     ),
     "fit digits.yaml --metrics='[{class_path: torchmetrics.Accuracy, task: binary}]'": (
-        "metrics.task=binary: an image has one of several classes (leave it out)"
+        "metrics.task=binary: an image has one of 10 classes (leave it out)"
     ),
+    "fit --model='{model_name: vit, lr: 0.1}' --data='{dataset: x, root: y}' --early_stopping='{monitor: x}'": [
+        "data: vit_lightning.Digits has no dataset, root (options of another class need its name: class_path: my.Class",
+        "model: vit_lightning.ViT has no model_name, lr (options of another class need its name: class_path: my.Class)",
+        "early_stopping: there is no such option (in trainer.callbacks: [{class_path: EarlyStopping, ...}])",
+    ],
     "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is not there (did you mean F1Score?)",
     "fit digits.yaml --metrics='[{class_path: F1Score, averge: micro}]'": "did you mean metrics.average?",
     "fit --model=timm.create_model --model.model_name=vit_tiny --model.num_classes=10": (
@@ -534,7 +539,7 @@ def test_a_mistake_is_named_with_its_remedy(words, here, monkeypatch, capfd):
 
 
 def test_more_problems_than_fit_on_a_screen_are_counted(here, capsys):
-    assert main(["fit", "digits.yaml", *(f"--model.unknown{number}=1" for number in range(30))]) == 2
+    assert main(["fit", "digits.yaml", *(f"--trainer.unknown{number}=1" for number in range(30))]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 15
     assert "and 18 more" in lines[-1]

@@ -6,6 +6,7 @@ import torch
 import torchmetrics
 import yaml
 from runs import REPOSITORY
+from sklearn.metrics import f1_score, recall_score, roc_auc_score
 from tensors import write_images
 from torchmetrics.classification import MulticlassF1Score
 
@@ -94,3 +95,29 @@ def test_a_metric_averages_as_its_class_of_torchmetrics_does(given, expected):
     assert float(metric.compute()) == pytest.approx(float(expected.compute()), abs=1e-7)
     macro, micro = MulticlassF1Score(10, average="macro"), MulticlassF1Score(10, average="micro")
     assert float(macro(logits, labels)) != pytest.approx(float(micro(logits, labels)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        ("{class_path: torchmetrics.F1Score, task: binary}", "binary_f1_score", f1_score),
+        ("torchmetrics.classification.BinaryRecall", "binary_recall", recall_score),
+        ("{class_path: AUROC, task: binary}", "binary_auroc", roc_auc_score),
+        ("AUROC", "auroc", roc_auc_score),
+    ],
+)
+def test_a_metric_of_two_classes_is_that_of_the_second(tmp_path, given, name, expected):
+    """As sklearn has it (torchmetrics#746, #1208): without binary the F1 score is the accuracy."""
+    for label in ("healthy", "ill"):
+        write_images(tmp_path / label, 10)
+    data = ["--data=ImageFolder", f"--data.root={tmp_path}", "--data.image_size=8"]
+    found = resolve([*data, *FIT, f"--metrics=[{given}]"]).metrics
+    draw = torch.Generator().manual_seed(0)
+    labels = (torch.rand(200, generator=draw) < 0.3).long()
+    ill = 0.7 * torch.rand(200, generator=draw) + 0.3 * labels
+    both = [found[name].clone(), found[name]]
+    for metric in both:
+        metric.update(torch.stack([1 - ill, ill], dim=1), labels)
+    right = expected(labels, ill if "auroc" in name else ill > 0.5)
+    assert [float(metric.compute()) for metric in both] == pytest.approx([right, right], abs=1e-6)
+    assert right != pytest.approx(float(((ill > 0.5) == labels).float().mean()), abs=0.01)

@@ -226,7 +226,9 @@ def measure_test(trainer: Trainer, module: LightningModule, data: ImageData, pre
         with logged_by(trainer, rename):
             trainer.test(module, datamodule=images, verbose=False)
         tables[name] = predictions.table
-        if wrong := other_accuracy(predictions.table, trainer.callback_metrics):
+        averages = {f"test/{chosen}" for chosen in getattr(module, "metric_table", ())} - {"test/acc"}
+        shares = {key: value for key, value in trainer.callback_metrics.items() if key not in averages}
+        if wrong := other_accuracy(predictions.table, shares):
             say(row("warning", wrong))
         found = logged(trainer, "test") | ({} if wrong else interval(predictions.table))
         found |= {"test_images": len(predictions.table["label"])} if predictions.table else {}

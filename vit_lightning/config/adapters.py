@@ -254,10 +254,10 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
     short = short.removeprefix("classification.")
     if hasattr(torchmetrics.classification, f"Multiclass{short}"):  # its default is that of the class for any task
         average = inspect.signature(getattr(torchmetrics.classification, short).__new__).parameters.get("average")
-        more = {} if average is None else {"average": average.default}
-        item = {**more, **item, "class_path": f"{HOMES['Metric']}.Multiclass{short}"}
-        if (task := item.pop("task", "multiclass")) != "multiclass":
-            return reader.refused(f"metrics.task={task}: an image has one of several classes (leave it out)")
+        if (task := item.pop("task", "multiclass")) not in ("multiclass", "binary" if classes == 2 else ""):
+            return reader.refused(f"metrics.task={task}: an image has one of {classes} classes (leave it out)")
+        more = {} if average is None or task == "binary" else {"average": average.default}
+        item = {**more, **item, "class_path": f"{HOMES['Metric']}.{task.title()}{short}"}
     if (found := reader.find(Metric, item, "metrics")) is None:
         return None
     class_path, target, arguments = found
@@ -269,7 +269,7 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
     if "num_classes" in theirs:
         arguments.setdefault("num_classes", classes)
     ours = {"name": Option("name", str, short), "goal": Option("goal", Goal | None, goal)}
-    part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: kind(**given))
+    part = _joined(reader, found, theirs, ours, "metrics", lambda kind, given, _: _of_all_classes(kind)(**given))
     if part is None:
         return None
     name = part.arguments.get("name", short)
@@ -283,6 +283,16 @@ def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
         reason = first_line(fault) if isinstance(fault, UserError) else f"{type(fault).__name__}: {first_line(fault)}"
         return reader.refused(f"metrics.class_path={class_path}: {where(fault) or reason}")
     return Chosen(name, metric, part.plain())
+
+
+def _of_all_classes(kind: Any) -> Any:
+    """Returns a metric; one of torchmetrics for two classes takes the probabilities of both, for the second."""
+
+    def update(self: Any, probabilities: Tensor, labels: Tensor) -> None:
+        kind.update(self, probabilities[:, 1], labels)
+
+    is_binary = kind.__module__.startswith("torchmetrics.") and kind.__name__.startswith("Binary")
+    return type(kind.__name__, (kind,), {"update": update, "__module__": kind.__module__}) if is_binary else kind
 
 
 def _try(metric: Metric, classes: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
-from lightning.pytorch import Trainer
+from lightning.pytorch import Trainer, callbacks
 
 from vit_lightning.classes import are_named
 from vit_lightning.config import networks
@@ -62,7 +62,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     for read in ORDER:
         read(groups)
     reader.problems += [problem for rule in RULES for problem in rule(groups)]
-    refuse(_without_consequences(reader.problems))
+    refuse(_without_consequences(_of_no_class(groups.config, reader.problems)))
     module, general, parts = groups.module, groups.general, groups.setting_parts
     assert module is not None
     assert groups.data is not None or general["print_config"]
@@ -111,6 +111,8 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
         return f"{name}={value}: there is no such option ({instead})"
     if name == "fit":
         return "fit: there is no such option (its keys belong at the top of the config)"
+    if hasattr(callbacks, kind := name.title().replace("_", "").removeprefix("My")):
+        return f"{name}: there is no such option (in trainer.callbacks: [{{class_path: {kind}, ...}}])"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
     return f"{name}={shown(value)}: there is no such option (did you mean {likely[0]}?)"
@@ -288,6 +290,17 @@ def with_class(config: Config, key: str, *, complete: bool = True) -> Any:
         return {"class_path": default, **given}
     known = signature_of(find_class(default)).options
     return {"class_path": default, **{name: given[name] for name in given if name in known or near(name, known, 0.7)}}
+
+
+def _of_no_class(config: Config, problems: Sequence[str]) -> Sequence[str]:
+    """Returns problems with one for all options of a class that the config, as many of LightningCLI, does not name."""
+    for key, name in DEFAULT_CLASSES.items():
+        lost = [text for text in problems if re.match(rf"{key}\.\w+\b.*: there is no such option", text)]
+        if "class_path" not in (config.get(key) or {}) and sum("(choose" in text for text in lost) > 1:
+            names = ", ".join(re.findall(r"^\w+\.(\w+)", text)[0] for text in lost)
+            one = f"{key}: {name} has no {names} (options of another class need its name: class_path: my.Class)"
+            problems = [one, *(text for text in problems if not text.startswith(f"{key}."))]
+    return problems
 
 
 def _without_consequences(problems: Sequence[str]) -> list[str]:
