@@ -359,3 +359,10 @@ def test_what_writes_checkpoints_is_not_for_the_config(in_folder, capsys):
     plugin = '--trainer.plugins=[{"class_path": "lightning.pytorch.plugins.AsyncCheckpointIO"}]'
     assert main(["fit", *SMALL, plugin]) == 2
     assert "trainer.plugins: a CheckpointIO cannot be given" in capsys.readouterr().err
+
+
+def test_another_accuracy_that_the_config_asks_for_is_no_false_one(in_folder, capsys, drawn):
+    results = run("--metrics=[{class_path: torchmetrics.Accuracy, top_k: 2}]")
+    assert results["test/accuracy"] > results["test/acc"] + 0.02
+    assert results["test/acc_low"] < results["test/acc"] < results["test/acc_high"]
+    assert "is not that of the logits" not in capsys.readouterr().out
