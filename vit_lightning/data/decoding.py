@@ -84,7 +84,7 @@ def decode(
     """Returns a crop of an image, resized and antialiased: uint8 (height, width, 3).
 
     A JPEG is decoded at the smallest of 1/1, 1/2, 1/4 and 1/8 of its size that has enough pixels, and only the crop is
-    converted. 16 bits are rounded to 8, transparency is put on white, an EXIF rotation is applied, and an animation
+    converted. 16 bits are rounded to 8, transparency is left out, an EXIF rotation is applied, and an animation
     gives its first image.
 
     Args:
@@ -194,7 +194,7 @@ def _decode(
         whole = _rounded((left, upper, right, lower), image.size)
         return _torch_resized(_cropped(image, whole, in_file=unchanged), size, mode)
     part = (math.floor(left), math.floor(upper), math.ceil(right), math.ceil(lower))
-    inside = to_rgb(image.crop(part) if image.mode != "RGB" or image.has_transparency_data else image)
+    inside = to_rgb(image.crop(part)) if image.mode != "RGB" else image
     if inside.size != image.size:
         left, upper, right, lower = left - part[0], upper - part[1], right - part[0], lower - part[1]
     height, width = size  # Pillow copies where the box is the image and has its size
@@ -296,12 +296,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Converts an image of any mode to 8-bit RGB."""
     if image.mode in _SIXTEEN_BIT or image.mode == "F":
         return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
-    if image.has_transparency_data:
-        over = image.convert("RGBA")
-        ground = Image.new("RGB", image.size, "white")
-        ground.paste(over, mask=over.getchannel("A"))
-        return ground
-    return image.convert("RGB")
+    return image.convert("RGB")  # without its transparency, as torchvision, timm and transformers do
 
 
 def _eight_bits(values: np.ndarray[Any, Any]) -> Pixels:
