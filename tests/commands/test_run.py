@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -223,14 +222,6 @@ def test_the_folder_tells_where_a_run_took_place(results):
     environment = json.loads(Path("out/environment.json").read_text())
     assert torch.__version__.startswith(environment["packages"]["torch"])
     assert {"command", "python", "processor", "cores", "gpus", "git", "started"} <= set(environment)
-
-
-def test_test_predictions_agree_with_the_accuracy(results):
-    table = np.load("out/test_predictions.npz")
-    assert table["index"].tolist() == list(range(360))
-    assert (table["label"] == table["prediction"]).mean() == pytest.approx(results["test/acc"])
-    assert 0.1 <= table["confidence"].min() <= table["confidence"].max() <= 1
-    assert Path("out/test_predictions.npz").stat().st_size < 8000
 
 
 def test_a_test_without_batches_leaves_a_run(in_folder):

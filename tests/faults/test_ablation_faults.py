@@ -382,6 +382,7 @@ def test_an_arm_that_cannot_be_timed_is_named_before_any_run(in_arms):
     ]
 
 
+@pytest.mark.full
 def test_kills_while_steps_are_timed_and_after_it_leave_one_timing_for_all(in_arms):
     long = [{"class_path": "ablation_arms.Sleeps", "init_args": {"seconds": 0.06}}]
     write_plan(in_arms, {"short": {}, "long": {"trainer.callbacks": long}}, equal="time")
