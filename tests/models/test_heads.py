@@ -17,7 +17,6 @@ SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_head
 def test_a_pool_of_another_width_widens_what_is_behind_it():
     vit = ViT(**SMALL, pool=ClassTokenAndMeanPool, final_norm="after_pool")
     assert vit.head.linear.in_features == vit.head.norm.weight.shape[0] == 32
-    assert vit(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
     with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):
         ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False)
     with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):

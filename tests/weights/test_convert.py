@@ -4,18 +4,14 @@ import numpy as np
 import pytest
 import torch
 from references import fresh
-from runs import REPOSITORY
 
 from vit_lightning import UserError, ViT
-from vit_lightning.config.networks import network_in_file
-from vit_lightning.config.resolve import resolve
 from vit_lightning.models.attention import SeparateAttention
 from vit_lightning.models.patches import LinearProjection
-from vit_lightning.weights import FAMILIES, from_reference, to_reference
+from vit_lightning.weights import from_reference, to_reference
 from vit_lightning.weights.convert import WRITTEN
 from vit_lightning.weights.files import WeightsFile
 from vit_lightning.weights.identify import identify
-from vit_lightning.weights.options import describe
 
 
 def images(*shape, seed=0):
@@ -189,36 +185,6 @@ def test_parts_that_were_replaced_are_named():
     text = str(caught.value)
     for part in ("activation: Mish is no block of ours", "norm: BatchNorm1d is no block", "norm: those of the network"):
         assert part in text
-
-
-FAMILY_OF_CONFIG = {"timm_registers": "timm", "deit_distilled": "timm", "hugging_face": "hf", "rotary": None}
-FAMILY_OF_CONFIG |= {"vit_pytorch_older": "vit_pytorch", "einops_tutorial_as_written": "einops_tutorial"}
-"""Where the config has another name than its family."""
-
-
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "experiments" / "families").glob("*.yaml")), ids=lambda p: p.stem)
-def test_a_config_of_a_family_is_that_family(path):
-    experiment = resolve([f"--config={path}"])
-    assert experiment.name == path.stem
-    assert experiment.trainer["max_epochs"] == 30
-    model = experiment.config["model"]
-    colour = {**model, "init_args": {**model["init_args"], "in_channels": 3}}  # some families take no others
-    vit = network_in_file({"model": colour})
-    family = FAMILY_OF_CONFIG.get(path.stem, path.stem)
-    if family is None:
-        with pytest.raises(UserError, match=r"rotary=Rotary\(temperature=100\.0"):
-            to_reference(vit, family="timm")
-        return
-    if family not in WRITTEN:
-        table, options = FAMILIES[family], describe(vit)
-        layout = table.layout_for(options)
-        assert table.read(table.write(options, layout), layout) == options
-        return
-    layout = {"version": "older"} if path.stem == "vit_pytorch_older" else None
-    state, written = to_reference(vit, family=family, layout=layout)
-    again = from_reference(state, family=family, config=written)
-    assert describe(again) == describe(vit)
-    assert written.get("attention_variant") == {"einops_tutorial": "fused_correct"}.get(path.stem)
 
 
 def test_weights_that_are_whole_numbers_are_refused_by_name():
