@@ -52,15 +52,6 @@ def test_normalised_training_images_have_mean_0_and_deviation_1():
     assert abs(float(images.std()) - 1) < 1e-3
 
 
-def test_stratified_cut_takes_the_share_of_each_class():
-    labels = [0] * 100 + [1] * 50 + [2] * 10
-    rest, cut = stratified_cut(labels, 0.1, seed=3, split="val")
-    assert sorted(rest + cut) == list(range(160))
-    assert [sum(labels[i] == c for i in cut) for c in range(3)] == [10, 5, 1]
-    assert (rest, cut) == stratified_cut(labels, 0.1, seed=3, split="val")
-    assert cut != stratified_cut(labels, 0.1, seed=4, split="val")[1]
-
-
 @pytest.mark.parametrize("share", [0.1, 0.37, 13, 36])  # of which some leave equal remainders
 def test_stratified_cut_is_that_of_scikit_learn(share):
     from sklearn.model_selection import train_test_split

@@ -55,24 +55,6 @@ def test_a_module_of_the_user_s_own_gets_the_batch_as_its_loader_makes_it(own, k
     assert Path("run/test_predictions.npz").is_file() == (kind not in ("three", "held", "several"))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["dict", "three", "hot"])
-def test_a_classifier_takes_images_and_labels_from_any_form(own, kind):
-    fit(resolve([*flags_of("pair"), *SMALL]))
-    results = fit(resolve([*flags_of(kind), *SMALL, "--out=other"]))
-    runs = [read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("run", "other")]
-    for name, weight in runs[0].items():
-        torch.testing.assert_close(weight, runs[1][name], rtol=0, atol=1e-6 if kind == "hot" else 0)
-    tables = [dict(np.load(Path(name, "test_predictions.npz"))) for name in ("run", "other")]
-    for column in ("index", "label", "prediction"):
-        assert tables[0][column].tolist() == tables[1][column].tolist()
-    assert results["test/acc"] == (tables[0]["label"] == tables[0]["prediction"]).mean().astype(np.float32)
-    assert main(["predict", "--ckpt=other", "--trust", "--out=predicted"]) == 0
-    rows = [line.split(",") for line in Path("predicted/predictions.csv").read_text().splitlines()[1:]]
-    assert [int(row[0]) for row in rows] == list(range(24))
-    assert [int(row[2]) for row in rows] == tables[0]["prediction"].tolist()
-
-
 @pytest.mark.parametrize("kind", ["held", "several"])
 def test_a_classifier_refuses_others_in_a_line_before_its_first_step(own, capsys, kind):
     assert main(["fit", *flags_of(kind), *SMALL]) == 2
@@ -120,5 +102,8 @@ def test_a_pair_and_tensors_are_found_in_any_form_and_what_holds_no_pair_is_none
         batch = as_batch(given)
         assert batch is not None
         assert (batch.images is images, batch.labels is labels) == (True, True)
+    shares = as_batch((images, torch.eye(2)[labels]))
+    assert shares is not None
+    assert (shares.labels.tolist(), shares.targets.tolist()) == ([1, 0], [[0.0, 1.0], [1.0, 0.0]])
     nested = {"views": [images, (images, "a")], "more": {"labels": labels}, "count": 3}
     assert [tuple(part.shape) for part in tensors_in(nested)] == [(2, 1, 4, 4)] * 2 + [(2,)]

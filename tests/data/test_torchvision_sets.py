@@ -40,13 +40,6 @@ def test_a_set_of_torchvision_is_split_without_overlap(fashion_mnist):
     assert (data.num_classes, data.image_size, data.in_channels) == (10, (28, 28), 1)
 
 
-def test_test_images_are_the_set_s_own(fashion_mnist):
-    theirs = torchvision.datasets.FashionMNIST(fashion_mnist, train=False)
-    ours = TorchvisionSet(name="FashionMNIST", root=fashion_mnist).dataset("test")
-    assert torch.equal(ours.images[:, 0], theirs.data)
-    assert torch.equal(ours.labels, theirs.targets)
-
-
 def write_batch(path: Path, count: int, labels: str, classes: int) -> str:
     draw = np.random.default_rng(len(path.name))
     content = {

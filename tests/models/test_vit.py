@@ -74,22 +74,6 @@ def test_sizes_beside_a_preset_replace_its_own():
     assert network.encoder[0].attention.fn.attention.num_heads == 6
 
 
-def test_layer_index_counts_from_the_embedding_to_the_head():
-    network = small(depth=11, representation_size=7)
-    assert {network.layer_index(name) for name, _ in network.named_parameters()} == set(range(13))
-    expected = {
-        "patch_embedding.projection.conv.weight": 0,
-        "patch_embedding.class_token.token": 0,
-        "patch_embedding.positions.table": 0,
-        "encoder.0.attention.fn.norm.weight": 1,
-        "encoder.10.feed_forward.fn.feed_forward.contract.bias": 11,
-        "norm.weight": 12,
-        "head.representation.linear.weight": 12,
-        "head.linear.bias": 12,
-    }
-    assert {name: network.layer_index(name) for name in expected} == expected
-
-
 def test_what_blocks_refuse_is_told_with_all_else_and_with_their_key():
     with pytest.raises(UserError) as caught:
         ViT(

@@ -77,12 +77,16 @@ def step_of(module, batch, stage="train"):
 @pytest.mark.parametrize(
     "options",
     [
-        {"register_tokens": 2, "drop_path": 0.2, "layer_scale": 0.1, "patch_dropout": 0.25, "norm": RMSNorm}
-        | {"attention": partial(MultiHeadAttention, qk_norm=RMSNorm), "feed_forward": SwiGLU}
-        | {"activation_checkpointing": True},
-        {"attention": RotaryAttention, "distillation_token": True},
+        pytest.param(
+            {"register_tokens": 2, "drop_path": 0.2, "layer_scale": 0.1, "patch_dropout": 0.25, "norm": RMSNorm}
+            | {"attention": partial(MultiHeadAttention, qk_norm=RMSNorm), "feed_forward": SwiGLU}
+            | {"activation_checkpointing": True},
+            id="drawn",
+        ),
+        pytest.param(
+            {"attention": RotaryAttention, "distillation_token": True}, id="distilled", marks=pytest.mark.full
+        ),
     ],
-    ids=["drawn", "distilled"],
 )
 def test_for_a_gpu_network_and_loss_are_one_graph_for_each_shape(options):
     torch.manual_seed(0)
