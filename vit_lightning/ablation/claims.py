@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import platform
@@ -47,6 +48,16 @@ class Claim:
         """Writes how the attempt ended."""
         write_whole(self.path.with_suffix(".end"), json.dumps({"outcome": outcome, **facts}) + "\n")
 
+    def silent_deaths(self) -> int:
+        """Counts the claims before this one that have no end, in a row, since the run last got further than before."""
+        claims = [self.path.with_name(f"{number:04}.claim") for number in range(1, self.number + 1)]
+        best, count = 0, 0
+        for earlier, later in itertools.pairwise(claims):
+            reached = read_json(later).get("progress", 0)
+            count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
+            best = max(best, reached)
+        return count
+
 
 @dataclass
 class Leases:
@@ -73,6 +84,35 @@ class Leases:
             self._seen[path] = (changed, time.monotonic())
             return False
         return time.monotonic() - seen[1] > self.seconds
+
+
+def last_claim(folder: Path) -> Path | None:
+    """Returns the file of the last claim in a folder."""
+    return max(folder.glob("[0-9]*.claim"), default=None)
+
+
+def next_claim(folder: Path, leases: Leases) -> Path | None:
+    """Returns the file of the next claim in a folder; None while the process of the last one works."""
+    last = last_claim(folder)
+    if last is not None and not _has_ended(last, leases):
+        return None
+    return folder / f"{1 if last is None else int(last.stem) + 1:04}.claim"
+
+
+def _has_ended(claim: Path, leases: Leases) -> bool:
+    """Whether a claim has ended; "done" from another machine must wait for its results (NFS may lag)."""
+    end = claim.with_suffix(".end")
+    if not end.exists():
+        return leases.has_expired(claim)
+    is_remote = read_json(claim).get("machine") != owner()["machine"]
+    return not is_remote or read_json(end).get("outcome") != "done" or leases.has_expired(end)
+
+
+def make_claim(path: Path, progress: int = 0) -> Claim | None:
+    """Makes a claim; returns None if another process has made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    claimant = {**owner(), "progress": progress, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return Claim(path, int(path.stem)) if create_once(path, json.dumps(claimant) + "\n") else None
 
 
 def create_once(path: Path, text: str) -> bool:

@@ -26,7 +26,6 @@ import math
 import os
 import platform
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from typing import Any, Literal
 
 import vit_lightning
 from vit_lightning.ablation import records, register
-from vit_lightning.ablation.claims import Claim, Leases, create_once, owner
+from vit_lightning.ablation.claims import Claim, Leases, create_once, last_claim, make_claim, next_claim
 from vit_lightning.ablation.plan import Plan, Tune, grid_name, slug
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.build import build
@@ -299,7 +298,7 @@ class Ledger:
 
     def failure(self, run: Planned) -> dict[str, Any] | None:
         """Returns how the run failed for good; None if it did not."""
-        last = self._last_claim(run)
+        last = last_claim(self.claims_folder(run))
         end = read_json(last.with_suffix(".end")) if last is not None else {}
         if last is None or end.get("outcome") != "failed" or last.with_suffix(".retry").exists():
             return None
@@ -316,17 +315,14 @@ class Ledger:
         except OSError:
             return 0
 
-    def _last_claim(self, run: Planned) -> Path | None:
-        return max(self.claims_folder(run).glob("[0-9]*.claim"), default=None)
-
     def claim(self, run: Planned) -> Claim | None:
         """Claims a run for this process; returns None if another process has it or it has finished."""
-        path = self._next_claim(self.claims_folder(run))
+        path = next_claim(self.claims_folder(run), self.leases)
         if path is None or self.has_finished(run):  # checked last, after the end of the claim before
             return None
-        if (claim := _make_claim(path, self.progress(run))) is None:
+        if (claim := make_claim(path, self.progress(run))) is None:
             return None
-        if self._silent_deaths(run, claim.number) >= SILENT_DEATHS:
+        if claim.silent_deaths() >= SILENT_DEATHS:
             cause = f"its process was killed {SILENT_DEATHS} times in a row, and the run got no further"
             claim.end("failed", kind="killed", cause=cause)
             return None
@@ -334,33 +330,8 @@ class Ledger:
 
     def claim_timing(self) -> Claim | None:
         """Claims the timing of the arms; returns None if another process has it or it is there."""
-        path = self._next_claim(self.folder / "ledger" / "timing")
-        return None if path is None or self.timing else _make_claim(path)
-
-    def _next_claim(self, folder: Path) -> Path | None:
-        """Returns the file of the next claim in a folder; None while the process of the last one works."""
-        last = max(folder.glob("[0-9]*.claim"), default=None)
-        if last is not None and not self._has_ended(last):
-            return None
-        return folder / f"{1 if last is None else int(last.stem) + 1:04}.claim"
-
-    def _has_ended(self, claim: Path) -> bool:
-        """Whether a claim has ended; "done" from another machine must wait for its results (NFS may lag)."""
-        end = claim.with_suffix(".end")
-        if not end.exists():
-            return self.leases.has_expired(claim)
-        is_remote = read_json(claim).get("machine") != owner()["machine"]
-        return not is_remote or read_json(end).get("outcome") != "done" or self.leases.has_expired(end)
-
-    def _silent_deaths(self, run: Planned, number: int) -> int:
-        """Counts the claims before this one that have no end, in a row, since the run last got further than before."""
-        claims = [self.claims_folder(run) / f"{earlier:04}.claim" for earlier in range(1, number + 1)]
-        best, count = 0, 0
-        for earlier, later in itertools.pairwise(claims):
-            reached = read_json(later).get("progress", 0)
-            count = 0 if reached > best or earlier.with_suffix(".end").exists() else count + 1
-            best = max(best, reached)
-        return count
+        path = next_claim(self.folder / "ledger" / "timing", self.leases)
+        return None if path is None or self.timing else make_claim(path)
 
     def end_done(self, run: Planned, claim: Claim) -> bool:
         """Records an attempt as done if the run has results, which are kept before; returns whether it has."""
@@ -397,7 +368,7 @@ class Ledger:
         chosen = {run for place, arms in enumerate(now.chosen) for arm in arms for run in self._trials(arm, place)}
         seed_of = {trial: seed for place, seed in enumerate(self.facts["seeds"]) for trial in self.tune.seeds_of(place)}
         for run, end in failed.items():
-            last = self._last_claim(run)
+            last = last_claim(self.claims_folder(run))
             if last is None or run in chosen:
                 continue
             if end.get("kind") == "diverged":
@@ -416,13 +387,6 @@ def _is_replaced(schedule: Schedule, arm: str, seed: int) -> bool:
     """Whether an analysis went on without the failed run of an arm with a seed."""
     found = [one for one in schedule.comparisons if arm in one.terms and one.course.pairs]
     return any(seed < [*one.differences][one.course.pairs[-1] - 1] for one in found)
-
-
-def _make_claim(path: Path, progress: int = 0) -> Claim | None:
-    """Makes a claim; returns None if another process has made it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    claimant = {**owner(), "progress": progress, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    return Claim(path, int(path.stem)) if create_once(path, json.dumps(claimant) + "\n") else None
 
 
 def open_ledger(

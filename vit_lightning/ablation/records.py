@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vit_lightning.ablation.claims import create_once
+from vit_lightning.ablation.claims import create_once, last_claim
 from vit_lightning.ablation.plan import slug
 from vit_lightning.report.comparisons import ArmComparison
 from vit_lightning.report.predictions import checksum, read_predictions
@@ -54,7 +54,7 @@ def second_result(record: Path, folder: Path, metric: str, name: str) -> list[st
 def lost_result(record: Path) -> list[str]:
     """Describes that a run was done before its last attempt, or is without a record, where that is so."""
     done = [path for path in sorted(record.parent.glob("*.end")) if read_json(path).get("outcome") == "done"]
-    last = max(record.parent.glob("[0-9]*.claim"), default=None)
+    last = last_claim(record.parent)
     if not done or (record.exists() and last is not None and last.stem == done[0].stem):
         return []
     return [f"{record.parent.name} was done in attempt {int(done[0].stem)}, whose result is lost"]
