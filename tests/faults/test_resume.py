@@ -176,13 +176,6 @@ def test_row_03_each_pair_of_kills_one_or_two_steps_apart(tmp_path, uninterrupte
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
-def test_row_03_first_weights_are_taken_once(tmp_path, finished):
-    flags = (f"--init_from={finished / 'run'}", "--trainer.max_epochs=1")
-    assert harness.fit(tmp_path / "whole", *flags) == 0
-    faults = [f"0:{step}:batch_start:KILL" for step in (3, 5)]
-    check_chain(tmp_path / "killed", harness.outcome(tmp_path / "whole"), *faults, flags=flags)
-
-
 @pytest.mark.full
 def test_row_17_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path, killed):
     copy(killed, tmp_path)
