@@ -77,6 +77,11 @@ def timm_weights(**beside):
     ("make", "config", "message"),
     [
         (timm_weights, {}, r"do not tell the number of heads: give config=\{'num_heads'"),
+        (
+            lambda: fresh("vit_pytorch", dim=64, heads=2, dim_head=32)[1],  # its one head of 64 has no projection
+            {},
+            r"do not tell the number of heads: give config=\{'heads'",
+        ),
         (timm_weights, {"num_heads": 3}, "3 heads do not divide the 16 channels"),
         (timm_weights, {"num_heads": 2, "num_head": 2}, r"config\.num_head=2: timm has no such option"),
         (

@@ -200,7 +200,7 @@ class _Clues:
         if inner == width and not is_dino and size in (published := _HEADS | _HEADS_OF_FAMILY.get(self.table.name, {})):
             heads = published[size]
             why = f"those of the published model with {depth} blocks of width {width}"
-        elif inner % 64 == 0:
+        elif inner % 64 == 0 and not (self.table.name == "vit_pytorch" and inner == width == 64):  # two or more there
             heads = inner // 64
             why = f"64 channels for each were assumed (width {width}, {counted(depth, 'block')})"
         else:
