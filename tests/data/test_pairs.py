@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import UserDict, namedtuple
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +16,6 @@ from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import as_batch, tensors_in
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-
-
-def in_full_tier(*kinds: str) -> list[Any]:
-    return [pytest.param(kind, marks=pytest.mark.full) for kind in kinds]
 
 
 @pytest.fixture
@@ -39,7 +34,10 @@ def own_module(kind: str, name: str = "Net") -> list[str]:
     return [f"--module.class_path=theirs.{name}", f"--module.kind={kind}"]
 
 
-@pytest.mark.parametrize("kind", ["dict", "hot", "three", *in_full_tier("pair", "held", "several")])
+@pytest.mark.parametrize(
+    "kind",
+    ["dict", "hot", "three", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("pair", "held", "several"))],
+)
 def test_a_module_of_the_user_s_own_gets_the_batch_as_its_loader_makes_it(own, kind):
     results = fit(resolve([*flags_of(kind), *own_module(kind)]))
     import theirs

@@ -97,8 +97,6 @@ def test_vit_tells_rotary_attention_its_registers():
         network.set_image_size(size)
         positions = network.encoder[0].attention.fn.attention.positions
         assert (positions.prefix_tokens, len(positions.table[0])) == (1, 4 + size[0] * size[1] // 16)
-    with pytest.raises(UserError, match="register_tokens=2 must be a square number"):
-        vit(register_tokens=2, attention=attention)
 
 
 def test_the_places_of_rotary_attention_are_told_apart():

@@ -1,23 +1,15 @@
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
-from vit_lightning import UserError, ViT
-from vit_lightning.models.crate import ISTA, MSSA, coding_rate
+from vit_lightning import UserError
+from vit_lightning.models.crate import ISTA, coding_rate
 
 
 def test_bad_values_of_ista_are_named_at_once():
     with pytest.raises(UserError) as caught:
         ISTA(16, step_size=-1.0, threshold=float("nan"))
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["step_size", "threshold"]
-
-
-@pytest.mark.parametrize("feed_forward", [ISTA, partial(ISTA, threshold=0.2)])
-def test_ista_in_a_block_with_residuals_is_an_error(feed_forward):
-    with pytest.raises(UserError, match="feed_forward=ISTA needs block=CrateBlock"):
-        ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, attention=MSSA, feed_forward=feed_forward)
 
 
 def test_coding_rate_is_the_sum_of_logarithms_over_subspaces():

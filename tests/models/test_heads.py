@@ -1,9 +1,7 @@
-import pytest
 import torch
 from tensors import randn, randomise
 
 from vit_lightning import ViT
-from vit_lightning.errors import UserError
 from vit_lightning.models.heads import (
     ClassificationHead,
     ClassTokenAndMeanPool,
@@ -17,10 +15,6 @@ SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_head
 def test_a_pool_of_another_width_widens_what_is_behind_it():
     vit = ViT(**SMALL, pool=ClassTokenAndMeanPool, final_norm="after_pool")
     assert vit.head.linear.in_features == vit.head.norm.weight.shape[0] == 32
-    with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):
-        ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False)
-    with pytest.raises(UserError, match="pool=ClassTokenAndMeanPool needs class_token=true"):
-        ViT(**SMALL, pool=ClassTokenAndMeanPool, class_token=False, register_tokens=1)  # which would pass for one
 
 
 def test_head_dropout_drops_pooled_channels_in_training():
@@ -39,17 +33,3 @@ def test_distilled_head_gives_a_pair_in_training_and_its_mean_in_evaluation():
     torch.testing.assert_close(pair[0], head.linear(tokens[:, 0]))
     torch.testing.assert_close(pair[1], head.distillation(tokens[:, 1]))
     torch.testing.assert_close(head.eval()(tokens), (pair[0] + pair[1]) / 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pool": "mean"}, "distillation_token=true needs pool=cls"),
-        ({"representation_size": 8}, "distillation_token=true needs representation_size=null"),
-        ({"final_norm": "after_pool"}, "distillation_token=true needs final_norm other than after_pool"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_with_a_distillation_token_is_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        ViT(**SMALL, distillation_token=True, **options)

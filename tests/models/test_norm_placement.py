@@ -132,11 +132,6 @@ def test_sandwich_norm_is_that_of_glm_4():
     torch.testing.assert_close(found(randn(2, 5, 12)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_batch_norm_is_not_computed_again_in_the_backward_pass():
-    with pytest.raises(UserError, match=r"activation_checkpointing=true: BatchNorm would count each batch twice"):
-        ViT(image_size=8, patch_size=4, emb_size=8, depth=1, num_heads=1, norm=BatchNorm, activation_checkpointing=True)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_is_torch_s_over_images_and_tokens(training):
     norm, theirs = (randomise(make.double()) for make in (BatchNorm(6), nn.BatchNorm1d(6)))

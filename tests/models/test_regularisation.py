@@ -5,7 +5,7 @@ import torch
 from timm.layers import PatchDropout as TimmPatchDropout
 from timm.models.vision_transformer import VisionTransformer
 
-from vit_lightning import RotaryAttention, UserError, ViT, from_reference
+from vit_lightning import ViT, from_reference
 from vit_lightning.models.layers import DropPath
 from vit_lightning.models.patches import PatchDropout, PatchEmbedding
 
@@ -43,21 +43,11 @@ def test_patch_dropout_has_its_place_where_timm_has_it():
     torch.testing.assert_close(ours(images), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_patch_dropout_and_rotary_positions_do_not_go_together():
-    with pytest.raises(UserError, match="patch_dropout: RotaryAttention takes all patches"):
-        ViT(**SIZES, patch_dropout=0.1, attention=RotaryAttention)
-
-
 @pytest.mark.parametrize(("schedule", "rates"), [("linear", [0.1, 0.2]), ("constant", [0.2, 0.2, 0.2])])
 def test_drop_path_by_depth(schedule, rates):
     vit = ViT(**SIZES, drop_path=0.2, drop_path_schedule=schedule)
     found = [module.p for module in vit.encoder.modules() if isinstance(module, DropPath)]
     assert found == pytest.approx([rate for rate in rates for _ in range(2)])  # both branches of a block
-
-
-def test_drop_path_knows_two_schedules():
-    with pytest.raises(UserError, match=r"drop_path_schedule=square must be one of linear, constant"):
-        ViT(**SIZES, drop_path=0.1, drop_path_schedule="square")
 
 
 DROPS = {"drop_path": 0.5, "emb_dropout": 0.1, "patch_dropout": 0.2, "head_dropout": 0.1}

@@ -6,12 +6,16 @@ import torch
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention
+from vit_lightning.models.crate import ISTA, MSSA
 from vit_lightning.models.feed_forward import FeedForwardBlock
+from vit_lightning.models.heads import ClassTokenAndMeanPool
 from vit_lightning.models.initialisation import INITIALISATIONS
+from vit_lightning.models.layers import BatchNorm
 from vit_lightning.models.positions import LearnedPatchPositions, SinCos2dPositions
 from vit_lightning.models.resize import resize
 from vit_lightning.models.vit import ViT
 
+ROTARY = partial(RotaryAttention, register_temperature=100.0)
 SMALL = {"image_size": 16, "patch_size": 4, "emb_size": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
 
 
@@ -39,6 +43,17 @@ def test_without_a_preset_the_sizes_are_those_of_b16():
         ({"image_size": 8192, "patch_size": 4}, r"image_size=8192 has 4,194,304 patches .*at most 1,048,576"),
         ({"num_heads": 0}, r"num_heads=0 must be at least 1"),
         ({"drop_path": math.nan}, r"drop_path=nan must be at least 0"),
+        ({"register_tokens": -1}, r"register_tokens=-1 must be at least 0"),
+        ({"attention": ROTARY, "positions": "none", "register_tokens": 2}, r"register_tokens=2 must be a square"),
+        ({"attention": ROTARY, "positions": "none", "patch_dropout": 0.1}, r"patch_dropout: RotaryAttention takes all"),
+        ({"drop_path": 0.1, "drop_path_schedule": "square"}, r"drop_path_schedule=square must be one of linear, const"),
+        ({"distillation_token": True, "pool": "mean"}, r"distillation_token=true needs pool=cls"),
+        ({"distillation_token": True, "representation_size": 8}, r"needs representation_size=null"),
+        ({"distillation_token": True, "final_norm": "after_pool"}, r"needs final_norm other than after_pool"),
+        ({"pool": ClassTokenAndMeanPool, "class_token": False}, r"pool=ClassTokenAndMeanPool needs class_token=true"),
+        ({"pool": ClassTokenAndMeanPool, "class_token": False, "register_tokens": 1}, r"needs class_token=true"),
+        ({"attention": MSSA, "feed_forward": ISTA}, r"feed_forward=ISTA needs block=CrateBlock"),
+        ({"norm": BatchNorm, "activation_checkpointing": True}, r"BatchNorm would count each batch twice"),
         ({"positions": "sincos2d", "emb_size": 34, "num_heads": 2}, r"emb_size=34 must be a multiple of 4"),
     ],
     ids=str,

@@ -152,12 +152,8 @@ def test_a_run_does_not_continue_with_another_teacher():
         second.on_load_checkpoint(trainer, module, checkpoint)
 
 
-class Pictures(Digits):
+class Pictures(Larger):
     in_channels, mean, std = 3, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
-
-    @property
-    def image_size(self):
-        return 32, 32
 
 
 def test_teachers_of_torchvision_and_timm(monkeypatch):
