@@ -229,6 +229,31 @@ def test_an_export_prepares_images_as_its_source(form, tmp_path):
         assert network.config.problem_type == "multi_label_classification"
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "fields"),
+    [
+        ("vit_tiny_patch16_224", {}, {"crop_pct": 0.9, "interpolation": "bilinear", "mean": (0.5, 0.4, 0.3)}),
+        ("vit_base_patch16_clip_224", {"pre_norm": False}, {"crop_pct": 32 / 46}),
+        ("vit_tiny_patch16_224", {"global_pool": "avg", "fc_norm": False}, {"crop_mode": "squash", "crop_pct": 1.0}),
+        ("deit_tiny_distilled_patch16_224", {}, {}),
+    ],
+)
+def test_timm_reads_an_export_in_its_names_and_prepares_images_as_the_source(name, arguments, fields, tmp_path):
+    torch.manual_seed(0)
+    network = sharpened(timm.create_model(name, **SMALL, num_classes=4, **arguments))
+    network.pretrained_cfg.update(input_size=(3, 32, 32), num_classes=4, label_names=["a", "b", "c", "d"], **fields)
+    timm.models.save_for_hf(network, tmp_path / "source", model_args={**SMALL, **arguments})
+    assert main(["export", f"--ckpt={tmp_path}/source", f"--out={tmp_path}/out", "--to=timm"]) == 0
+    again = timm.create_model(f"local-dir:{tmp_path}/out", pretrained=True).eval()
+    images = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(again))
+    with torch.no_grad():
+        check(tmp_path / "source", again(torch.stack([prepare(image) for image in IMAGES])))
+        assert (again.double()(images) - network.double()(images)).abs().max() < 1e-9
+    assert again.pretrained_cfg["label_names"] == load(tmp_path / "out").class_names == ["a", "b", "c", "d"]
+    assert timm.create_model(f"local-dir:{tmp_path}/out", pretrained=True, num_classes=7).num_classes == 7
+
+
 @pytest.mark.parametrize("prefix", ["net.", "encoder.", "student.", "_forward_module.", "module._orig_mod.", "x.net."])
 def test_a_prefix_is_any_whose_rest_is_a_family(prefix, tmp_path):
     weights = timm_network().state_dict()

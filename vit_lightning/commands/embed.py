@@ -97,8 +97,7 @@ def embed(
         say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
     if problems:
         others = "; those of the others are written" if len(columns["image"]) else ""
-        all_images = len(columns["image"]) + len(problems)
-        raise UserError([f"{len(problems)} of {all_images} images have no features{others}", *problems])
+        raise UserError([f"{len(problems)} of {len(files)} images have no features{others}", *problems])
     return path
 
 

@@ -20,10 +20,11 @@ from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_mod
 from vit_lightning.config.networks import network_in_file, open_source
 from vit_lightning.errors import UserError, first_line, named
 from vit_lightning.limits import choice, refuse
+from vit_lightning.sizes import pair
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.weights.convert import TOLERANCE, TRACED, WRITTEN, largest_difference, random_images, to_reference
-from vit_lightning.weights.descriptions import KERNELS
+from vit_lightning.weights.descriptions import BY_TIMM, KERNELS
 from vit_lightning.weights.files import write_tensors
 from vit_lightning.weights.options import model_config
 from vit_lightning.weights.sources import Source
@@ -44,8 +45,8 @@ def export(
         out: new folder for the weights and config.json.
         to: safetensors (the names of this package), onnx (a graph for onnxruntime and others), torch-export (a graph
             for torch alone), hf (transformers loads it), or the names of another implementation, with the arguments of
-            its constructor: timm, torchvision, deit, vit_pytorch, simple_vit, crate, torch_encoder, einops_tutorial or
-            timm_legacy.
+            its constructor: timm (its create_model reads local-dir:FOLDER), torchvision, deit, vit_pytorch, simple_vit,
+            crate, torch_encoder, einops_tutorial or timm_legacy.
 
     Raises:
         UserError: the model cannot be had, or not in this form, or its logits there differ from those of the source.
@@ -76,7 +77,7 @@ def write_model(source: Source, folder: Path, to: str) -> float:
     """
     network, shape = source.network.float().eval(), image_shape(source)
     if to not in WRITTEN:
-        _write_json(folder / "config.json", describe_model(source, to))
+        _write_json(folder / "config.json", describe_model(source))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tracing and of deprecations inside torch
@@ -92,11 +93,10 @@ def image_shape(source: Source) -> tuple[int, int, int]:
     """Returns channels, height and width of the images that a network gets."""
     if not {"in_channels", "image_size"} <= source.view.keys():
         raise UserError("the size of its images is not known (give --image_size)")
-    height, width = source.view["image_size"]
-    return source.view["in_channels"], height, width
+    return (source.view["in_channels"], *pair(source.view["image_size"]))
 
 
-def describe_model(source: Source, to: str) -> dict[str, Any]:
+def describe_model(source: Source) -> dict[str, Any]:
     """Returns the contents of ``config.json``: model as in a config, preprocessing, class names, origin."""
     from vit_lightning import __version__
 
@@ -104,7 +104,6 @@ def describe_model(source: Source, to: str) -> dict[str, Any]:
     return {
         "vit_lightning": __version__,
         "source": path.resolve().name if path.exists() else source.place,  # without the folders of this machine
-        "format": to,
         "model": _model(source),
         "preprocessing": source.view,
         "class_names": source.class_names,
@@ -116,10 +115,7 @@ def _model(source: Source) -> dict[str, Any] | None:
     if source.vit is not None:
         with contextlib.suppress(UserError):  # with blocks of the user's own
             return model_config(source.vit)
-    if source.config is None:
-        return None
-    model: dict[str, Any] = source.config["model"]
-    return model
+    return None if source.config is None else source.config["model"]
 
 
 def _safetensors(source: Source, folder: Path, images: Tensor) -> nn.Module:
@@ -136,8 +132,7 @@ def _reference(family: str, source: Source, folder: Path, images: Tensor) -> nn.
     if vit is None:
         raise UserError(f"{type(source.network).__name__} is no ViT of ours (choose onnx or torch-export)")
     try:
-        layout = {"names": "disk"} if family == "hf" else None
-        tensors, config = to_reference(vit, family=family, layout=layout)
+        tensors, config = to_reference(vit, family=family, layout={"names": "disk"} if family == "hf" else None)
     except UserError as error:
         raise UserError([*error.problems, "lightning export --to=onnx or torch-export takes any network"]) from error
     if family == "hf":
@@ -145,14 +140,33 @@ def _reference(family: str, source: Source, folder: Path, images: Tensor) -> nn.
         config |= {"architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32"}
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
         config |= {"problem_type": "multi_label_classification"} if view.get("multi_label") else {}
-        config.pop("num_labels", None)
         if {"mean", "std"} <= view.keys():
             _write_json(folder / "preprocessor_config.json", _image_processor(view))
     else:
-        config = {"family": family, "config": config, "preprocessing": view, "class_names": source.class_names}
+        more = _read_by_timm(config, source, 1 + ("dist_token" in tensors)) if family == "timm" else {}
+        config = {"family": family, "config": config, "preprocessing": view, "class_names": source.class_names, **more}
     _write_json(folder / "config.json", config)
     write_tensors(tensors, folder / "model.safetensors")
     return open_source(folder, key="out").network
+
+
+_OF_TIMM = {("", 1): "vit_base_patch16_224", ("", 2): "deit_base_distilled_patch16_224"}
+_OF_TIMM |= {("layernorm_1e-5", 1): "vit_base_patch16_clip_224"}
+"""Models of timm of any size, by their norm, which its files cannot name, and number of heads."""
+
+
+def _read_by_timm(arguments: Mapping[str, Any], source: Source, heads: int) -> dict[str, Any]:
+    """Returns what ``timm.create_model("local-dir:FOLDER", pretrained=True)`` reads; nothing where it could not."""
+    view, resize, name = source.view, source.view.get("resize"), _OF_TIMM.get((arguments.get("norm_layer", ""), heads))
+    if name is None or {"mlp_layer", "embed_norm_layer"} & arguments.keys():
+        return {}
+    cfg = {theirs: view[ours] for theirs, ours in BY_TIMM.items() if ours in view} | {"input_size": image_shape(source)}
+    cfg |= {"interpolation": view.get("interpolation", "bicubic").rpartition("_")[2]}
+    cfg |= {"crop_pct": cfg["input_size"][1] / (pair(resize)[0] + 1e-6)} if resize else {}  # which timm rounds down
+    cfg |= {"crop_mode": "squash" if isinstance(resize, list | tuple) else "center"}
+    cfg |= {"num_classes": source.network.num_classes, "classifier": ["head", "head_dist"][:heads]}
+    model = {key: value for key, value in {"pre_norm": False, **arguments}.items() if key != "norm_layer"}
+    return {"architecture": name, "model_args": model, "label_names": source.class_names, "pretrained_cfg": cfg}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -205,8 +219,7 @@ def _torch_export(source: Source, folder: Path, images: Tensor) -> Callable[[Ten
         node.meta.pop("stack_trace", None)  # with the paths of this machine
     path = folder / "model.pt2"
     torch.export.save(program, path)
-    again: Callable[[Tensor], Tensor] = torch.export.load(path).module()
-    return again
+    return torch.export.load(path).module()
 
 
 def _onnx(source: Source, folder: Path, images: Tensor) -> Callable[[Tensor], Tensor]:

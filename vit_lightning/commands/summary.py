@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from vit_lightning.commands.console import quiet, row, say
+from vit_lightning.commands.export import image_shape
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.commands.module import make_module
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import empty_network
 from vit_lightning.errors import UserError, one_line
 from vit_lightning.limits import at_least, refuse
-from vit_lightning.sizes import pair
 from vit_lightning.training.resources import AUTO, auto_precision
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -63,10 +63,7 @@ def summary(
     quiet()
     if experiment is None:
         source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
-        size = image_size or source.view.get("image_size")
-        if size is None:
-            raise UserError(f"ckpt={ckpt} does not tell the size of its images: give --image_size")
-        network, shape, precision = source.network, (int(source.view.get("in_channels", 3)), *pair(size)), "32-true"
+        network, shape, precision = source.network, image_shape(source), "32-true"
     else:
         network, shape, batch_size, precision = step_of(experiment)
     say(str(layers_of(network, shape)))

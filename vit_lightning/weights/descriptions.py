@@ -13,7 +13,7 @@ KERNELS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 INTERPOLATIONS = (*KERNELS.values(), *(f"fast_{kernel}" for kernel in KERNELS.values()))
 PREPROCESSING = ("mean", "std", "centre_share", "class_names", "interpolation", "resize", "multi_label")
 """Facts of images and classes whatever the family of the weights, arguments of ``ImageFiles``."""
-_BY_TIMM = {"mean": "mean", "std": "std", "crop_pct": "centre_share", "interpolation": "interpolation"}
+BY_TIMM = {"mean": "mean", "std": "std", "crop_pct": "centre_share", "interpolation": "interpolation"}
 _IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 _HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -99,9 +99,9 @@ def described(
         given = config.get("pretrained_cfg")
         found = given if isinstance(given, Mapping) else config
         view, unread = _of_timm(found), _wrong("pretrained_cfg", found)
-        for name in () if whole else [name for name in _BY_TIMM if not found.get(name)]:
+        for name in () if whole else [name for name in BY_TIMM if not found.get(name)]:
             by = f"is not in args, and timm has no {config['architecture']} here (pip install timm)"
-            unread[_BY_TIMM[name]] = f"{name} of its images {by}"
+            unread[BY_TIMM[name]] = f"{name} of its images {by}"
         view = {name: value for name, value in view.items() if name not in unread}
         view |= {"resize": None} if "centre_share" in unread else {}  # which follows from it
     elif images:
