@@ -42,13 +42,12 @@ def views(found: Survey, number: int) -> dict[str, Image.Image]:
     maps = {
         "attention": np.concatenate([attention, attention.mean(axis=1, keepdims=True)], axis=1),
         "rollout": found.rollout[number][:, None].numpy(),
-        "relevance": np.empty(0),
-        "token norm": found.norms[number][:, None, found.grid.prefix :].numpy(),
-        "outliers": outliers_of(found)[number][:, None, found.grid.prefix :].float().numpy(),
     }
     if found.relevance is not None:
         relevance = found.relevance[number][None, None]
         maps["relevance"] = (relevance - relevance.min()).numpy() * (not is_constant(relevance))
+    maps["token norm"] = found.norms[number][:, None, found.grid.prefix :].numpy()
+    maps["outliers"] = outliers_of(found)[number][:, None, found.grid.prefix :].float().numpy()
     drawn = {name: _coloured(of, found.grid.columns) for name, of in maps.items() if of.size}
     if found.colours.numel():
         pixels = rearrange(found.colours[number].numpy(), "l (y x) c -> (l y) x c", x=found.grid.columns)
@@ -59,8 +58,7 @@ def views(found: Survey, number: int) -> dict[str, Image.Image]:
 def attention_sheet(images: np.ndarray[Any, Any], maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
     """Draws images (b, c, H, W), uint8, in a row each, with a map (b, l, n) for each layer beside it, by its number."""
     channels = images if images.shape[1] == 3 else images[:, :1].repeat(3, axis=1)
-    shares = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
-    shown = rearrange(PALETTE[(255 * shares).round().astype(np.uint8)], "b l (y x) c -> b l y x c", x=columns)
+    shown = rearrange(PALETTE[_shades(maps)], "b l (y x) c -> b l y x c", x=columns)
     sides = [max(1, SMALL // max(images.shape[2:])) * size for size in images.shape[2:]]
     tiles = [_stretched(each, sides) for each in (rearrange(channels, "b c y x -> b 1 y x c"), shown)]
     spaced = np.pad(np.concatenate(tiles, axis=1), [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)], constant_values=255)
@@ -150,11 +148,15 @@ def outlier_words(found: Survey, number: int) -> list[str]:
     return words
 
 
+def _shades(maps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the places in ``PALETTE`` of maps (..., n), each divided by its largest value."""
+    shares: np.ndarray[Any, Any] = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
+    return (255 * shares).round().astype(np.uint8)
+
+
 def _coloured(maps: np.ndarray[Any, Any], columns: int) -> Image.Image:
     """Returns maps (l, h, n) side by side."""
-    shares = maps / np.maximum(maps.max(axis=-1, keepdims=True), 1e-30)
-    pixels = rearrange((255 * shares).round().astype(np.uint8), "l h (y x) -> (l y) (h x)", x=columns)
-    picture = Image.fromarray(pixels, "P")
+    picture = Image.fromarray(rearrange(_shades(maps), "l h (y x) -> (l y) (h x)", x=columns), "P")
     picture.putpalette(PALETTE.tobytes())
     return picture
 
