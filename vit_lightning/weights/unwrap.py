@@ -1,4 +1,8 @@
-"""The network among the tensors of a file: without wrappers, optimizers, teachers, losses and metrics around it."""
+"""The network among the tensors of a file: without wrappers, optimizers, teachers, losses and metrics around it.
+
+Each mapping of tensors in the file is tried under each prefix of its names; where a family has such tensors, they are a
+candidate. Averages come first, then those of which most are known. A network of no family is a mapping as a whole.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,30 @@ _PROJECTION = re.compile(r"(.*\.)?((\w+_)?head\.(mlp\.\d+|last_layer)|head\.\d+)
 """Names in a head of several layers, as DINO's, iBOT's and MoCo v3's, which only their pre-training needs."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
+
+
+class _Candidate(NamedTuple):
+    """Tensors of a file that may be a network."""
+
+    place: str
+    """Keys of the mapping in the file, and the prefix of the names there."""
+    tensors: dict[str, Tensor]
+    beside: list[str]
+    """Keys and names of tensors in the same mapping that are none of the network's."""
+    known: int
+    """Number of tensors that a family has."""
+
+    def has(self, word: re.Pattern[str]) -> bool:
+        return any(map(word.fullmatch, self.place.split(".")))
+
+    def order(self, found: Sequence[_Candidate]) -> tuple[bool, bool, bool]:
+        """Returns how late it comes among others: averages first, a frozen teacher, losses and metrics last."""
+        shapes = {(name, value.shape) for name, value in self.tensors.items()}
+        students = (one for one in found if self.has(_TEACHER) and one.has(_STUDENT))
+        averaged = any(shapes <= {(name, value.shape) for name, value in one.tensors.items()} for one in students)
+        distilled = any("distill" in name for name in self.beside)  # as in vit-pytorch's wrapper
+        last = self.has(_BESIDE) or (self.has(_TEACHER) and (distilled or not averaged))
+        return last, not (averaged or self.has(_AVERAGED)), self.has(_STUDENT)
 
 
 def unwrapped(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -91,30 +119,6 @@ def _networks(contents: Mapping[Any, Any]) -> list[_Candidate]:
         beside = [f"{place}{name}" for name in tensors if name not in whole]
         found += [_Candidate(place, whole, beside, len(whole))] if whole else []
     return found
-
-
-class _Candidate(NamedTuple):
-    """Tensors of a file that may be a network."""
-
-    place: str
-    """Keys of the mapping in the file, and the prefix of the names there."""
-    tensors: dict[str, Tensor]
-    beside: list[str]
-    """Keys and names of tensors in the same mapping that are none of the network's."""
-    known: int
-    """Number of tensors that a family has."""
-
-    def has(self, word: re.Pattern[str]) -> bool:
-        return any(map(word.fullmatch, self.place.split(".")))
-
-    def order(self, found: Sequence[_Candidate]) -> tuple[bool, bool, bool]:
-        """Returns how late it comes among others: averages first, a frozen teacher, losses and metrics last."""
-        shapes = {(name, value.shape) for name, value in self.tensors.items()}
-        students = (one for one in found if self.has(_TEACHER) and one.has(_STUDENT))
-        averaged = any(shapes <= {(name, value.shape) for name, value in one.tensors.items()} for one in students)
-        distilled = any("distill" in name for name in self.beside)  # as in vit-pytorch's wrapper
-        last = self.has(_BESIDE) or (self.has(_TEACHER) and (distilled or not averaged))
-        return last, not (averaged or self.has(_AVERAGED)), self.has(_STUDENT)
 
 
 def _mappings(contents: Mapping[Any, Any], place: str = "", depth: int = 4) -> Iterator[tuple[str, dict[str, Tensor]]]:
