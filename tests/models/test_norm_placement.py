@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from tensors import randn, randomise
+from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock
 from torch import Tensor, nn
 
 from vit_lightning import UserError, ViT, to_reference
@@ -42,53 +43,42 @@ def load(block: nn.Module, theirs: nn.Module, names: dict[str, str]) -> None:
     block.load_state_dict(state)
 
 
-@pytest.mark.parametrize("block", [PostNormBlock, TransformerEncoderBlock])
-def test_post_norm_and_pre_norm_are_torch_s_layer(block):
-    post = block is PostNormBlock
-    theirs = nn.TransformerEncoderLayer(12, 3, 24, 0.0, "gelu", batch_first=True, norm_first=not post)
-    theirs = randomise(theirs.double()).eval()
-    norms = ("attention_norm", "feed_forward_norm") if post else ("attention.fn.norm", "feed_forward.fn.norm")
-    found = ours(block)
-    load(
-        found,
-        theirs,
-        {
-            "self_attn.in_proj_": "attention.fn.attention.qkv.",
-            "self_attn.out_proj": "attention.fn.attention.projection",
-            "linear1": "feed_forward.fn.feed_forward.expand",
-            "linear2": "feed_forward.fn.feed_forward.contract",
-            "norm1": norms[0],
-            "norm2": norms[1],
-        },
-    )
+ATTENTION, FEED_FORWARD = "attention.fn", "feed_forward.fn"
+TORCH = {
+    "self_attn.in_proj_": f"{ATTENTION}.attention.qkv.",
+    "self_attn.out_proj": f"{ATTENTION}.attention.projection",
+    "linear1": f"{FEED_FORWARD}.feed_forward.expand",
+    "linear2": f"{FEED_FORWARD}.feed_forward.contract",
+}
+TIMM = {
+    "attn.qkv": f"{ATTENTION}.attention.qkv",
+    "attn.proj": f"{ATTENTION}.attention.projection",
+    "mlp.fc1": f"{FEED_FORWARD}.feed_forward.expand",
+    "mlp.fc2": f"{FEED_FORWARD}.feed_forward.contract",
+}
+WITHIN = f"{ATTENTION}.norm", f"{FEED_FORWARD}.norm"
+OF_TORCH = partial(nn.TransformerEncoderLayer, 12, 3, 24, 0.0, "gelu", batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("block", "make", "names", "norms"),
+    [
+        (PostNormBlock, OF_TORCH, TORCH, ("attention_norm", "feed_forward_norm")),
+        (TransformerEncoderBlock, partial(OF_TORCH, norm_first=True), TORCH, WITHIN),
+        (ResPostNormBlock, lambda: ResPostBlock(12, 3, mlp_ratio=2, qkv_bias=True), TIMM, WITHIN),
+    ],
+)
+def test_places_of_norms_are_those_of_torch_and_timm(block, make, names, norms):
+    theirs, found = randomise(make().double()).eval(), ours(block)
+    for norm in (theirs.norm1, theirs.norm2):
+        norm.eps = 1e-5
+    load(found, theirs, {**names, "norm1": norms[0], "norm2": norms[1]})
     tokens = randn(2, 5, 12).requires_grad_()  # without gradients torch takes another way
     torch.testing.assert_close(found(tokens), theirs(tokens), **EXACT)
 
 
-def test_res_post_norm_is_timm_s():
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    theirs = randomise(timm.ResPostBlock(12, 3, mlp_ratio=2, qkv_bias=True).double()).eval()
-    found, halves = ours(ResPostNormBlock), ("attention.fn", "feed_forward.fn")
-    load(
-        found,
-        theirs,
-        {
-            "attn.qkv": f"{halves[0]}.attention.qkv",
-            "attn.proj": f"{halves[0]}.attention.projection",
-            "norm1": f"{halves[0]}.norm",
-            "mlp.fc1": f"{halves[1]}.feed_forward.expand",
-            "mlp.fc2": f"{halves[1]}.feed_forward.contract",
-            "norm2": f"{halves[1]}.norm",
-        },
-    )
-    for norm in (theirs.norm1, theirs.norm2):
-        norm.eps = 1e-5
-    torch.testing.assert_close(found(randn(2, 5, 12)), theirs(randn(2, 5, 12)), **EXACT)
-
-
 def test_parallel_is_timm_s_block_of_vit_22b():
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    theirs = randomise(timm.ParallelScalingBlock(12, 3, mlp_ratio=2, qk_norm=True).double()).eval()
+    theirs = randomise(ParallelScalingBlock(12, 3, mlp_ratio=2, qk_norm=True).double()).eval()
     for norm in (theirs.in_norm, theirs.q_norm, theirs.k_norm):
         norm.eps = 1e-5
     found = ours(ParallelBlock, qkv_bias=False, qk_norm=partial(LayerNorm, eps=1e-5))

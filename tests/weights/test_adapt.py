@@ -35,15 +35,6 @@ def test_names_of_classes_that_are_no_outputs_are_left_out():
     assert torch.equal(found.adapted.state["head.weight"], network.head.weight)
 
 
-def test_the_same_sizes_change_nothing():
-    source, target = vit(layer_scale=0.1, register_tokens=2), vit(layer_scale=0.1, register_tokens=2)
-    adapted = adapt(target, source)
-    assert [adapted.resized, adapted.new, adapted.left_out] == [{}, {}, {}]
-    adapted.load(target)
-    assert all(torch.equal(value, source.state_dict()[name]) for name, value in target.state_dict().items())
-    assert adapted.sentence() == f"{len(source.state_dict())} tensors taken"
-
-
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("tokens", [{}, {"register_tokens": 3}, {"class_token": False, "pool": "mean"}], ids=str)
 def test_positions_are_resized_as_in_timm_and_tokens_before_them_kept(tokens, interpolation):

@@ -122,11 +122,6 @@ def test_a_model_of_timm_with_blocks_that_we_lack_is_refused():
         identify(WeightsFile("weights", None, dict(state), config))
 
 
-def test_a_size_that_positions_do_not_tell_is_taken():
-    _, state, _ = fresh("timm", img_size=[8, 12])
-    assert opened(read(state), {"num_heads": 2, "img_size": [8, 12]})[0].image_size == (8, 12)
-
-
 def test_weights_under_our_own_names():
     sizes = {"image_size": 16, "patch_size": 4, "emb_size": 128, "depth": 2, "num_classes": 5, "num_heads": 2}
     vit = ViT(**sizes, patch_projection="linear").eval()
