@@ -66,6 +66,11 @@ class Predicted(Staged):
         return DataLoader(Subset(self.predict, range(40, 60)), 16)
 
 
+class Drawn(Module):
+    def train_dataloader(self):
+        return DataLoader(self.set, 16, True, generator=torch.Generator().manual_seed(0))
+
+
 class Unvalidated(LightningDataModule):
     num_classes, count = 10, 60
     setup, train_dataloader, test_dataloader = Untested.setup, Untested.train_dataloader, Module.test_dataloader

@@ -58,6 +58,13 @@ def test_images_to_predict_are_those_of_predict_dataloader_or_else_of_the_test(k
     assert [line.split(",")[1] for line in lines] == [str(load_digits().target[row]) for row in rows]
 
 
+@pytest.mark.parametrize("kind", ["Unvalidated", "Drawn"])
+def test_the_order_of_an_own_loader_goes_on_behind_the_end_of_an_epoch(kind, own):
+    """lightly#578: without validation, or from a generator of the loader's, a resumed run shuffled otherwise."""
+    flags = [flag for flag in FLAGS if "--model" not in flag] + ["--module=my_scans.Trained", "--trainer.max_epochs=3"]
+    assert whole_and_resumed("fit", *flags, f"--data=my_scans.{kind}", kill=5)["global_step"] == 12
+
+
 def test_a_lightning_data_module_trains_tests_and_resumes(own, capsys):
     flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.count=50", "--checkpoint.every_n_steps=1"]
     flags += ["--trainer.max_epochs=2"]

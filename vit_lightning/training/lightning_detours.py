@@ -53,8 +53,8 @@ def end_each_epoch_once(trainer: Trainer) -> None:
 def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_back: Callable[[], object]) -> None:
     """Calls hooks of an epoch's start where a run resumes inside it, which Lightning does not, then ``put_back``.
 
-    Where it resumes at the end of an epoch, ``put_back`` comes before Lightning calls the hooks of the next one, and
-    what was logged in that epoch is forgotten.
+    Where it resumes at the end of an epoch, ``put_back`` comes before Lightning calls the hooks of the next one, what
+    was logged in that epoch is forgotten, and the loader begins behind these hooks, as in other epochs.
 
     Proof: test_an_epoch_s_start_is_told_to_a_run_that_resumes_inside_it.
     """
@@ -71,8 +71,19 @@ def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_ba
         if is_inside:
             call_hooks()
             put_back()
+        elif loop._data_fetcher is not None:
+            iter(loop._data_fetcher)
 
     loop.on_advance_start = call  # type: ignore[method-assign]
+
+
+def own_generators(trainer: Trainer) -> list[torch.Generator]:
+    """Returns the generators from which loaders of the user's draw the order of training."""
+    loader = trainer.fit_loop._combined_loader
+    loaders = [] if loader is None else loader.flattened
+    samplers = (getattr(one, name, None) for one in loaders for name in ("sampler", "batch_sampler"))
+    found = (getattr(one, "generator", None) for one in (*loaders, *samplers))
+    return [one for one in found if isinstance(one, torch.Generator)]
 
 
 def call_after_training(trainer: Trainer, function: Callable[[], object]) -> None:

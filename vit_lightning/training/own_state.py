@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vit_lightning.limits import refuse
-from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far
+from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far, own_generators
 
 CANNOT_RESUME: dict[type[Callback], str] = {
     callbacks.ModelPruning: "its masks are in no checkpoint (prune the trained network, with torch.nn.utils.prune)",
@@ -46,10 +46,10 @@ class OwnState(Callback):
 
     Checkpoints get the attributes that are plain data and have changed since the parts were made: of each callback
     without a state of its own, and of the module and its parts, with what needs a gradient (and gradients, where the
-    module steps by hand), and what was logged in the epoch. Attributes of another kind that may change are named. In a
-    resumed run Lightning calls ``setup``, ``on_fit_start`` and ``on_train_start`` once more, and
-    ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside an epoch too, and none of these
-    hooks changes weights and optimizer, or those attributes.
+    module steps by hand), what was logged in the epoch, and the state of generators of loaders. Attributes of another
+    kind that may change are named. In a resumed run Lightning calls ``setup``, ``on_fit_start`` and ``on_train_start``
+    once more, and ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside an epoch too, and
+    none of these hooks changes weights and optimizer, or those attributes.
 
     Args:
         changed: arguments of callbacks, as EarlyStopping.patience, that are others than in the checkpoint: they hold,
@@ -70,7 +70,8 @@ class OwnState(Callback):
             text = "in no checkpoint: if training changes it, a run that is killed and resumed ends in other weights"
             warnings.warn(f"{', '.join(sorted(new))}: {text} (give it state_dict and load_state_dict)", stacklevel=2)
         changed = {place: value for place, value in plain.items() if pickle.dumps(value) != self._made.get(place)}
-        torch.save((changed, logged_so_far(trainer)), packed := BytesIO())  # with the devices of its tensors
+        drawn = [generator.get_state() for generator in own_generators(trainer)]
+        torch.save((changed, logged_so_far(trainer), drawn), packed := BytesIO())  # with the devices of its tensors
         checkpoint["own_state"] = [packed.getvalue()] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(checkpoint["own_state"], packed.getvalue())
@@ -99,12 +100,15 @@ class OwnState(Callback):
             parts, (now, _) = {"trainer": trainer, **_parts(trainer)}, _attributes(trainer)
             device = trainer.strategy.root_device
             with torch.serialization.safe_globals(_OF_NUMPY):
-                kept, logged = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
+                state = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
+            kept, logged, drawn = state
             made = {place: pickle.loads(value) for place, value in self._made.items()}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
                     setattr(parts[part], name, value)
             log_on(trainer, logged)
+            for generator, before in zip(own_generators(trainer), drawn, strict=False):
+                generator.set_state(before)
 
         begin_epoch_again(trainer, call_hooks, put_back)
 
