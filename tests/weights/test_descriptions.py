@@ -70,11 +70,11 @@ def check(place, logits, *, sigmoid=False):
     assert (probabilities(place) - expected).abs().max() < 1e-4
 
 
-def by_transformers(network, processor, folder):
+def by_transformers(network, processor, folder, **options):
     network.save_pretrained(folder)
     processor.save_pretrained(folder)
     with torch.no_grad():
-        return network(torch.cat([processor(i, return_tensors="pt")["pixel_values"] for i in IMAGES])).logits
+        return network(torch.cat([processor(i, return_tensors="pt")["pixel_values"] for i in IMAGES]), **options).logits
 
 
 @pytest.mark.parametrize(
@@ -94,6 +94,31 @@ def by_transformers(network, processor, folder):
 def test_an_image_processor_of_transformers_prepares_the_images(kind, fields, tmp_path):
     processor = getattr(transformers, f"{kind}ImageProcessor")(**fields)
     check(tmp_path, by_transformers(hf_network(), processor, tmp_path))
+
+
+@pytest.mark.parametrize("size", [(40, 40), (24, 16)], ids=str)
+@pytest.mark.parametrize("kind", ["ViT", "Dinov2", "Dinov2WithRegisters"])
+def test_images_have_the_size_of_the_processor_whatever_the_config_says(kind, size, tmp_path):
+    """Transformers-Tutorials#107, and DINOv2's folders (518 pixels in config.json): that of the config was taken."""
+    processor = transformers.ViTImageProcessor(size=dict(zip(("height", "width"), size, strict=True)))
+    if kind == "ViT":
+        check(tmp_path, by_transformers(hf_network(), processor, tmp_path, interpolate_pos_encoding=True))
+    else:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+        made = getattr(transformers, f"{kind}Config")(**sizes, num_labels=4)
+        network = sharpened(getattr(transformers, f"{kind}ForImageClassification")(made))
+        check(tmp_path, by_transformers(network, processor, tmp_path))
+
+
+def test_a_folder_of_transformers_is_predicted_at_another_size(tmp_path):
+    by_transformers(hf_network(), transformers.ViTImageProcessor(size=SIZE), tmp_path / "hf")
+    IMAGES[0].save(image := tmp_path / "a.png")
+    command = ["predict", f"--ckpt={tmp_path / 'hf'}", str(image), "--data.image_size=48", f"--out={tmp_path / 'out'}"]
+    assert main(command) == 0
+    top = load(tmp_path / "hf", image_size=48).predict([image])[0]
+    row = (tmp_path / "out/predictions.csv").read_text().splitlines()[1].split(",")
+    assert row[1] == top.classes[0]
+    assert float(row[2]) == pytest.approx(top.probabilities[0], abs=1e-5)
 
 
 @pytest.mark.parametrize(

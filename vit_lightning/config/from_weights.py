@@ -80,7 +80,9 @@ def with_checkpoint(
     if not isinstance(config, dict):
         raise UserError(f"ckpt={place} holds no config")
     if told is not None:
-        config["data"] = data_of_files(place, trained.checkpoint)
+        view, asked = data_of_files(place, trained.checkpoint), as_map(sources[-1].get("data"))
+        facts = {**view, **facts_of_images({"image_size": scalar(asked.get("image_size"))})}
+        config["data"] = view | for_size(view, pair(facts["image_size"]))
     # its teacher may be gone; where a call writes, and whom it trusts, is said by that call alone
     config = _without(config, "distillation", *RunOptions.__dataclass_fields__)
     if not trust and not of_library:  # which the user has named

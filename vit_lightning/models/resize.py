@@ -17,8 +17,8 @@ from torch import Tensor
 from vit_lightning.errors import UserError
 from vit_lightning.sizes import Size
 
-Interpolation = Literal["bicubic", "bilinear"]
-"""Interpolation with antialiasing, as in timm."""
+Interpolation = Literal["bicubic", "bilinear", "aliased bicubic"]
+"""Interpolation with antialiasing, as in timm; aliased as in transformers."""
 
 ResizePositions = Literal["bicubic", "bilinear", "reset"]
 """How learned positions get another grid: by an interpolation, or re-initialised."""
@@ -58,9 +58,9 @@ def resize_matrix(old_grid: Size, new_grid: Size, interpolation: Interpolation) 
         new_grid: rows and columns of the result's grid.
         interpolation: how it is resized.
     """
-    identity = torch.eye(math.prod(old_grid), dtype=torch.float64, device="cpu")
-    images = rearrange(identity, "n (h w) -> n 1 h w", h=old_grid[0])
-    resized = F.interpolate(images, size=tuple(new_grid), mode=interpolation, antialias=True)
+    images = torch.eye(math.prod(old_grid), dtype=torch.float64, device="cpu").reshape(-1, 1, *old_grid)
+    *aliased, kind = interpolation.split()
+    resized = F.interpolate(images, size=tuple(new_grid), mode=kind, antialias=not aliased)
     return rearrange(resized, "n 1 h w -> (h w) n").contiguous()
 
 

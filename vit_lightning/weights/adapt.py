@@ -16,7 +16,7 @@ from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions
-from vit_lightning.models.resize import ResizePositions, resize
+from vit_lightning.models.resize import Interpolation, ResizePositions, resize
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import Size
 
@@ -59,7 +59,7 @@ def adapt(
     network: nn.Module,
     source: nn.Module | Mapping[str, Tensor],
     *,
-    interpolation: ResizePositions = "bicubic",
+    interpolation: Interpolation | ResizePositions = "bicubic",
     new_head: bool = True,
     reset_head: str = "",
     rows: Sequence[int] | None = None,
@@ -163,7 +163,7 @@ class _Rules:
     """Weights of a network that need not be the same in the source: those of a head, and those that can be resized."""
 
     def __init__(
-        self, network: nn.Module, source: ViT | None, grid: Size | None, interpolation: ResizePositions
+        self, network: nn.Module, source: ViT | None, grid: Size | None, interpolation: Interpolation | ResizePositions
     ) -> None:
         self.network, self.source, self.grid, self.interpolation = network, source, grid, interpolation
         kernels = (name for name, module in network.named_modules() if isinstance(module, nn.Conv2d))
@@ -226,7 +226,7 @@ def _rows_before(vit: ViT) -> dict[str, int]:
 
 
 def _resized_positions(
-    value: Tensor, old: Size, new: Size, prefix: int, interpolation: ResizePositions
+    value: Tensor, old: Size, new: Size, prefix: int, interpolation: Interpolation | ResizePositions
 ) -> tuple[Tensor, str]:
     assert interpolation != "reset"
     table = resize(value, old, new, prefix, interpolation)

@@ -32,6 +32,7 @@ MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 _USUAL = {"timm": _HALF, "hf": _HALF, "google": _HALF, "big_vision": _HALF}
 _USUAL |= dict.fromkeys(("torchvision", "crate", "deit", "dinov2", "dinov3"), _IMAGENET)
+_BY_PROCESSOR = ("hf", "deit", "dinov2", "dinov3")
 """Mean and standard deviation by which most published weights of a family had their images normalised."""
 
 
@@ -110,7 +111,8 @@ def open_source(
         config: what is not known or is to be replaced: ``PREPROCESSING`` and, for weights of others, arguments in the
             words of their family.
         heads: ``num_heads`` of the network of a config, which holds where the weights do not tell it.
-        usual: whether a mean and std that are not known are those of most weights of the family.
+        usual: whether it is used as it is: with images of the size of its processor, and the mean and std of most
+            weights of the family where they are not known.
         trust: whether the config in the file may name any class, and so run it.
         key: option that errors name.
 
@@ -126,9 +128,12 @@ def open_source(
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
     known = _Known(make_network, given, facts, heads, usual, trust)
     with torch.random.fork_rng(devices=[]), naming(key, place):
-        found = _opened(place if isinstance(place, WeightsFile) else read_weights(place, key), known)
+        file = place if isinstance(place, WeightsFile) else read_weights(place, key)
+        found = _opened(file, known)
         if num_classes is None and _learned_no_classes(found.config or {}):
             num_classes = 0
+        if image_size is None and usual and found.family in _BY_PROCESSOR:
+            found = _of_processor_size(found, known, file.view or {})
         if image_size is not None or num_classes is not None:
             found = _changed(found, known, image_size, num_classes)
         refuse(_wrong_facts(found, facts), prefix="config.")
@@ -255,7 +260,8 @@ def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, 
         arguments |= {} if classes is None else {"num_classes": classes}
         changed = known.network({"model": with_arguments(model, arguments)}, source.path)
         changed.to(next(source.network.parameters()).dtype)
-        adapt(changed, source.network).load(changed)
+        of_transformers = source.family in _BY_PROCESSOR and not source.network.register_tokens
+        adapt(changed, source.network, interpolation="aliased bicubic" if of_transformers else "bicubic").load(changed)
         return replace(source, network=changed)
     network = source.network
     for name, head in find_head(network).items() if classes is not None else ():
@@ -267,6 +273,17 @@ def _changed(source: Source, known: _Known, size: int | tuple[int, int] | None, 
         shape = (view.get("in_channels", 3), *pair(view["image_size"]))
         meta_logits(network, shape, f"image_size={view['image_size']}: {type(network).__name__} does not take it")
     return source
+
+
+def _of_processor_size(source: Source, known: _Known, view: Mapping[str, Any]) -> Source:
+    """Returns a source for images as its processor makes them, of which transformers resizes positions."""
+    trained, size = (one.get("image_size", source.view["image_size"]) for one in (source.view, view))
+    if tuple(size) == tuple(trained):
+        return source
+    changed, (shown, before) = _changed(source, known, size, None), ("x".join(map(str, one)) for one in (size, trained))
+    note = f"images have {shown} pixels, as by its processor: positions are resized from {before}, as by its config"
+    view = {**changed.view, "resize": view.get("resize"), **known.facts}
+    return replace(changed, view=view, notes=(*source.notes, note))
 
 
 def meta_logits(network: nn.Module, shape: tuple[int, ...], problem: str) -> Tensor:
