@@ -38,6 +38,15 @@ class Diverged(UserError):
 
 
 @contextmanager
+def gathered(problems: list[str]) -> Iterator[None]:
+    """Adds the problems of a UserError inside to a list, so that all else is still checked."""
+    try:
+        yield
+    except UserError as error:
+        problems += error.problems
+
+
+@contextmanager
 def named(place: str, *, others: bool = False) -> Iterator[None]:
     """Puts the place, such as ``data.``, before each problem of a UserError inside.
 

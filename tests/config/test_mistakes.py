@@ -71,13 +71,20 @@ COMMANDS = {
     "fit digits.yaml --allow-config-change=model.depth": "is for a run that is resumed: give --resume",
     "fit --resume=run --config=digits.yaml": "config=digits.yaml beside --resume",
     "test": "ckpt is missing",
-    "test --ckpt=folder": "holds neither checkpoints/best.ckpt nor",
+    "test --ckpt=folder --config=digit.yaml --trainer.max_epochs=x": [
+        "holds neither checkpoints/best.ckpt nor",
+        "did you mean digits.yaml?",
+        "trainer.max_epochs=x must be an int",
+    ],
     "test --ckpt=digits.yaml": "no zip file of torch.save",
     "test --ckpt=damaged.ckpt": "damaged.ckpt cannot be read",
     "test --ckpt=other.ckpt digits.yaml": "other.ckpt holds weights of none of the families",
     "test --ckpt=run no.jpg": "no.jpg: unexpected argument",
     "test --ckpt=run --top_k=2": "top_k=2: there is no such option",
-    "test --ckpt=run --data.split_seed=1": "data.split_seed=1: the model learned from the split of split_seed=0",
+    "test --ckpt=run --data.split_seed=1 --trainer.max_epochs=x": [
+        "data.split_seed=1: the model learned from the split of split_seed=0",
+        "trainer.max_epochs=x must be an int",
+    ],
     "predict --ckpt=nowhere digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
     "predict --ckpt=nowhere --top_k=3 digits.yaml": "digits.yaml is no image and no checkpoint (a config is given as",
     "predict --ckpt=run no.jpg hollow/train/b nor.png": [
@@ -418,7 +425,17 @@ TOGETHER = {
     "fit images.yaml --data.root=good --model=torchvision.models.vit_b_16 --data.image_size=24": (
         "model: AssertionError: Input shape indivisible by patch size!"
     ),
-    "fit digits.yaml --init_from=nowhere": "init_from=nowhere is neither a run folder nor a file",
+    "fit digits.yaml --init_from=nowhere --data.batch_size=0 --optimizer.lr=-1 --model.deph=3": [
+        "init_from=nowhere is neither a run folder nor a file",
+        "data.batch_size=0 must be at least 1",
+        "optimizer.lr=-1.0 must be",
+        "model.deph=3: there is no such option (did you mean model.depth?)",
+    ],
+    "fit images.yaml --trainer.logger=x --model.preset=Ti/4": [
+        "model.preset=Ti/4: model.emb_size=16, model.depth=1, model.num_heads=2 of an earlier config win over it",
+        "data.root is missing",
+        "trainer.logger=x must be",
+    ],
     "fit digits.yaml --init_from=other.ckpt": "init_from=other.ckpt is of another architecture",
     "fit digits.yaml --init_from=damaged.ckpt": "init_from=damaged.ckpt cannot be read",
     "fit digits.yaml --trainer.accelerator=tpu --out=new": "trainer ... accelerator=tpu",

@@ -29,7 +29,7 @@ from vit_lightning.config.together import RULES, Groups, Merged
 from vit_lightning.config.typed import Part, Place, Reader, plain, shown, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, gathered
 from vit_lightning.limits import Limit, choice, is_plain_name, near, problems_of, refuse
 from vit_lightning.metric_facts import goal_of
 from vit_lightning.training.checkpoints import CheckpointConfig
@@ -57,7 +57,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     Raises:
         UserError: all problems.
     """
-    reader = Reader(ADAPTERS, merged.problems, complete=not merged.problems)
+    reader = Reader(ADAPTERS, merged.problems, complete=merged.complete)
     groups = Groups(merged, command, reader, merged.config, may_differ=bool(of_call.get("allowed_changes")))
     for read in ORDER:
         read(groups)
@@ -258,12 +258,10 @@ def read_labels(groups: Groups) -> None:
     is_known = are_named(names) or "data" in (trained.checkpoint.get("config") or {})
     if not is_known and len(names or ()) == data.num_classes:
         names = None  # only its outputs have numbers
-    try:
+    groups.data = None
+    with gathered(groups.reader.problems):
         note = data.take_classes(names, f"the model of ckpt={trained.path}")
-        groups.trained = trained._replace(notes=(*trained.notes, *[note] * bool(note)))
-    except UserError as error:
-        groups.reader.problems += error.problems
-        groups.data = None
+        groups.trained, groups.data = trained._replace(notes=(*trained.notes, *[note] * bool(note))), data
 
 
 def _source(data: Config | None) -> Config:
@@ -415,8 +413,9 @@ def read_network(groups: Groups) -> None:
     """Reads the network with the facts of the data."""
     module = groups.module
     if module is not None and takes(module, "model") and not (module.name and groups.config.get("model") is None):
-        given = with_class(groups.config, "model", complete=groups.merged.complete)
-        groups.network = networks.part_of_network(groups.reader, given, groups.facts)
+        reader = replace(groups.reader, complete=groups.merged.names_network)
+        given = with_class(groups.config, "model", complete=reader.complete)
+        groups.network = networks.part_of_network(reader, given, groups.facts)
 
 
 def try_module(groups: Groups) -> None:

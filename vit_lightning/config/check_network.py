@@ -34,7 +34,7 @@ def check_network(groups: Groups) -> None:
     Leaves out its arguments that it does not take, and fits the initial weights to it.
     """
     reader, part, data = groups.reader, groups.network, groups.data
-    if part is None or data is None:
+    if part is None or data is None or not groups.merged.names_network:
         return
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
     with reader.trying():

@@ -42,7 +42,7 @@ def as_ours(config: Config, problems: list[str]) -> Config:
         optimizer = as_map(config.get("optimizer"))
         if "schedule" in optimizer:
             problems.append("lr_scheduler and optimizer.schedule are the same option (leave one of them out)")
-        config["optimizer"] = {**optimizer, "schedule": schedule}
+        config["optimizer"] = {"schedule": schedule, **optimizer}
     if isinstance(trainer := config.get("trainer"), dict):
         config["trainer"] = _without_what_a_run_sets(trainer, problems)
     model = config.get("model") if "module" not in config else None

@@ -26,7 +26,7 @@ from vit_lightning.config.options import GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import folders_in_use, use_files
 from vit_lightning.config.together import Merged, secret_problems
 from vit_lightning.config.typed import unknown
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, gathered
 from vit_lightning.limits import near, refuse
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
@@ -79,20 +79,16 @@ def merge_all(
     given: list[Callable[[], Config]] = [functools.partial(_read, name) for name in names]
     given.append(lambda: _with_files(config_of_flags(flags), Path()))
     for read in given:
-        try:
+        with gathered(problems):
             sources.append(as_ours(read(), problems))
-        except UserError as error:
-            problems += error.problems
     complete = len(sources) > len(names)
-    trained, initial = None, None
+    opened, trained, initial = None, None, None
     configs: Sequence[Config] = sources
-    if command in TRAINED:
-        trained, configs = with_checkpoint(flags, sources, told, trust=trust)
-    else:
-        try:
+    with gathered(problems):
+        if command in TRAINED:
+            opened, configs = with_checkpoint(flags, sources, told, trust=trust)
+        else:
             initial, configs = with_source(sources, trust=trust)
-        except UserError as error:
-            problems += error.problems
     merged: Config = {}
     for source in configs:
         config = of_the_module(source, merged)
@@ -105,9 +101,10 @@ def merge_all(
         merged["experiment"] = Path(names[-1]).stem
     if initial is not None:
         initial = fill_from_source(initial, merged)
-    if trained is not None:
-        trained = fill_from_trained(trained, configs[0], merged)
-    return Merged(merged, problems, trained, initial, complete)
+    if opened is not None:
+        with gathered(problems):
+            trained = fill_from_trained(opened, configs[0], merged)
+    return Merged(merged, problems, trained, initial, complete and (trained is not None or command not in TRAINED))
 
 
 def _read(name: str) -> Config:

@@ -46,7 +46,12 @@ class Merged(NamedTuple):
     initial: InitialWeights | None = None
     """The source of the initial weights."""
     complete: bool = True
-    """Whether all config files could be read."""
+    """Whether all config files could be read, among them that of a trained model."""
+
+    @property
+    def names_network(self) -> bool:
+        """Whether also the source of the initial weights, which may name the network, could be read."""
+        return self.complete and (self.initial is not None or self.config.get("init_from") is None)
 
 
 @dataclass

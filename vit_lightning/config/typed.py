@@ -29,7 +29,7 @@ from torch import Tensor
 from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name, hint_of_class, public_name
 from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
-from vit_lightning.errors import UserError, one_line
+from vit_lightning.errors import UserError, gathered, one_line
 from vit_lightning.limits import meant, near, refuse
 from vit_lightning.storage.parsing import parse_yaml
 
@@ -254,11 +254,8 @@ class Reader:
     @contextmanager
     def trying(self, key: str = "") -> Iterator[None]:
         """Adds what a part of the config finds wrong when it is made, see ``of_option``, to the problems."""
-        try:
-            with of_option(key):
-                yield
-        except UserError as error:
-            self.problems += error.problems
+        with gathered(self.problems), of_option(key):
+            yield
 
     def refused(self, problem: str) -> T | None:
         """Adds a problem; returns None, for what cannot be had."""

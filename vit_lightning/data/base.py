@@ -30,7 +30,7 @@ from vit_lightning.data.sampling import (
     train_requests,
 )
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, gathered
 from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix_one, one_key
 from vit_lightning.sizes import pair
@@ -214,13 +214,11 @@ class ImageData(LightningDataModule):
             UserError: one fails, or changes size or type.
         """
         images = torch.zeros(1, self.in_channels, *self.image_size, dtype=torch.uint8)
-        problems = []
+        problems: list[str] = []
         for change in self.augment or []:
-            try:
+            with gathered(problems):
                 if isinstance(change, PerImage):
                     change(images, torch.zeros(1, dtype=torch.int64))
-            except UserError as error:
-                problems += error.problems
         refuse(problems)
 
     def dataset(self, split: Split) -> Dataset[Batch]:

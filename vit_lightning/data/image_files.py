@@ -30,7 +30,7 @@ from vit_lightning.data.image_set import (
 )
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import SPLITS, Split
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, gathered
 from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 
@@ -307,11 +307,9 @@ class ImageFiles(ImageData):
         dataset: Any = self.dataset("test")
         problems: list[str] = []
         for row in rows:
-            try:
+            with gathered(problems):
                 dataset.pixels(row, None)
                 problems.append(f"{dataset.name(row)} could not be read at first, and can be now: try again")
-            except UserError as error:
-                problems += error.problems
         return problems
 
 

@@ -25,7 +25,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 
-from vit_lightning.errors import CannotResume, UserError, first_line, named
+from vit_lightning.errors import CannotResume, UserError, first_line, gathered, named
 from vit_lightning.limits import near
 from vit_lightning.notation import counted
 from vit_lightning.storage.wandb_sources import WANDB, artifact_path
@@ -350,13 +350,11 @@ def newest_checkpoint(folder: Path) -> Restored | None:
         if not path.is_file():
             complaints.append(f"{path} is missing")
             continue
-        try:
+        with gathered(complaints):
             checkpoint = read_checkpoint(path)
             if checkpoint.get("between_steps", True):
                 return Restored(path, checkpoint, complaints)
             complaints.append(f"{path} was written between two batches of a step")
-        except UserError as error:
-            complaints += error.problems
     if any((folder / name).exists() for name in (LAST, PREVIOUS, BEST)):
         raise CannotResume([*complaints, f"{folder} holds no checkpoint to resume from, nothing was changed"])
     return None

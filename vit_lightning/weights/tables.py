@@ -12,7 +12,7 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, gathered
 from vit_lightning.limits import meant, refuse
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.options import OPTIONS, PATCHES, Options, Shapes
@@ -200,10 +200,8 @@ class Family:
         problems: list[str] = []
         for argument in self.fields:
             if argument.theirs in arguments:
-                try:
+                with gathered(problems):
                     options |= {name: argument.read(arguments[argument.theirs]) for name in argument.options}
-                except UserError as error:
-                    problems += error.problems
         refuse(problems)
         return options
 
