@@ -3,6 +3,7 @@ import json
 import pickle
 import random
 import re
+import tarfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,6 +67,27 @@ def test_a_table_gives_the_images_of_the_folder_that_it_was_made_of(tmp_path):
     order = random.Random(0).choices(range(40), k=1000)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(pickle.loads(in_worker).source, order)) == [expected[index] for index in order]
+
+
+def test_shards_of_webdataset_give_the_images_of_the_folder_that_they_were_made_of(tmp_path):
+    """webdataset#426, open_clip#480."""
+    parquet(tmp_path, "train", "test")
+    for split in ("train", "test"):
+        files = [*enumerate(sorted((tmp_path / "images" / split).rglob("*.jpg")))]
+        for shard in (0, 1):
+            (tmp_path / "shards").mkdir(exist_ok=True)
+            with tarfile.open(tmp_path / f"shards/{split}-{shard:06}.tar", "w") as tar:
+                for number, file in files[20 * shard :][:20]:
+                    tar.add(file, f"{number:03}.jpg")
+                    member = tarfile.TarInfo(f"{number:03}.cls")
+                    member.size = 1
+                    tar.addfile(member, io.BytesIO(b"%d" % (file.parent.name == "dog")))
+    data = of(tmp_path, tmp_path / "shards", label_column="cls")
+    folder = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0)
+    for split in ("train", "test"):
+        ours, theirs = (one.dataset(split).__getitems__(Request([0, 19, 25, 34], None)) for one in (data, folder))
+        assert torch.equal(ours.images, theirs.images)
+        assert torch.equal(ours.labels, theirs.labels)
 
 
 def test_a_column_of_paths_is_read_too(tmp_path):

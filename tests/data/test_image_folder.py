@@ -131,6 +131,11 @@ def write_tree(root: Path, tree: dict[str, int | str]) -> Path:
             [r"attributes holds no images.*\(is data.root=.*/images meant\?\)$"],
         ),
         ({"photos.zip": "none", "more.tar.gz": "none"}, [r"found 0 \(more\.tar\.gz, photos\.zip: unpack them\)"]),
+        ({"fog.npy": "none", "labels.npy": "none"}, [r"found 0 \(fog\.npy, labels\.npy: a Dataset of your own"]),
+        (
+            {"train/0.tar": "none", "test/0.tar": "none"},
+            [r"found 0 \(0\.tar: unpack it, or data\.class_path=HuggingFaceSet reads shards of WebDataset"],
+        ),
         ({f"images/{name}": 2 for name in CLASSES}, [r"found 1 \(is data\.root=.*/images meant\?\)"]),
         ({"dev/cat": 2, "dev/dog": 2, "Testing/cat": 2}, [r"has images of val and test, none of train \(ln -s"]),
         ({"val/cat": 2, "test/dog": 2}, [r"has images of val and test, none of train \(ln -s"]),

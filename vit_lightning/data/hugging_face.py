@@ -46,8 +46,8 @@ class HuggingFaceSet(ImageSet):
     labels are all -1, is cut from the training images, stratified, by ``split_seed``.
 
     Args:
-        path: folder of ``save_to_disk``, with Parquet files, or with images that a metadata.csv or metadata.jsonl
-            lists, whose names or folders say train, val or test; or the name of a set on the hub.
+        path: folder of ``save_to_disk``, with Parquet files, tars of WebDataset, or with images that a metadata.csv or
+            metadata.jsonl lists, whose names or folders say train, val or test; or the name of a set on the hub.
         name: configuration of a set on the hub that has several.
         revision: commit, branch or tag of a set on the hub; a run's config.yaml has the commit that was loaded.
         image_column: column with the images; without one of the usual name, the only one of images.
@@ -174,6 +174,8 @@ class HuggingFaceSet(ImageSet):
         root, there = Path(self.path), sorted(files_in(Path(self.path)))
         if self._is_described:
             return self._of_splits(datasets.load_dataset(self.path, self.name, cache_dir=str(self.cache)))
+        if any(file.suffix == ".tar" for file in there):  # shards of WebDataset
+            return self._of_splits(datasets.load_dataset("webdataset", data_dir=self.path, cache_dir=str(self.cache)))
         files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
         if not files:
             known = "Parquet files, no dataset of save_to_disk and no metadata.csv, with columns file_name and label"

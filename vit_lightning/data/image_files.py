@@ -36,6 +36,7 @@ from vit_lightning.sizes import pair
 
 SEEN_FILES = 10_000
 """Most files of a folder whose ends are read before a training, in 0.2 s where they are in the disk's cache."""
+ARRAYS = (".npy", ".npz")
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 DAMAGED = -1
 """Label of an image that could not be decoded."""
@@ -60,9 +61,14 @@ def _inside(folder: Path, split: Split) -> Path:
 
 
 def _packed(folder: Path) -> str:
-    """Returns a hint on archives in a folder; empty where there are none."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in ARCHIVES)
-    return f" ({', '.join(names[:SHOWN])}: unpack {'it' if len(names) == 1 else 'them'})" if names else ""
+    """Returns a hint on archives and arrays in a folder; empty where there are none."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in (*ARCHIVES, *ARRAYS))
+    way_out = f"unpack {'it' if len(names) == 1 else 'them'}"
+    if all(name.endswith(".tar") for name in names):
+        way_out += ", or data.class_path=HuggingFaceSet reads shards of WebDataset"
+    elif all(name.endswith(ARRAYS) for name in names):
+        way_out = "a Dataset of your own gives such images"
+    return f" ({', '.join(names[:SHOWN])}: {way_out})" if names else ""
 
 
 def images_in(folder: Path, left_out: Counter[str] | None = None) -> Iterator[Path]:
@@ -153,7 +159,7 @@ class ImageFolder(ImageSet):
             if tables or (not names and any(images_in(folder))):
                 table = tables[0] if tables else f"labels in a table {folder / TABLES[0]}, columns file_name and label"
                 text += f" ({table}: data.class_path=HuggingFaceSet with data.path={self.root} reads it)"
-            raise UserError(f"root={self.root}: {folder} {text}{_packed(self.root)}")
+            raise UserError(f"root={self.root}: {folder} {text}{_packed(folder) or _packed(self.root)}")
         return names
 
     def _meant(self, folder: Path, names: Iterable[str]) -> str:
