@@ -225,7 +225,7 @@ def _read_one_further(groups: Groups, data: ImageData, name: str, entry: Any, gi
     folder = {"class_path": "vit_lightning.ImageFolder", "root": entry}
     own = merge({"data": given}, {"data": entry if isinstance(entry, dict) else folder})["data"]
     if own["class_path"] == given["class_path"]:
-        reader.problems += [text.replace("data", key, 1) for text in other_cuts(given, own)]
+        reader.problems += other_cuts(given, own, key)
     view = {**data.test_view(), "batch_size": data.batch_size, "num_workers": getattr(data, "num_workers", 0)}
     known = options_of_data(own["class_path"]) - {"class_names", "mean", "std"}
     part: Part = reader.part(Place(ImageData), {**{k: view[k] for k in view if k in known}, **own}, key)

@@ -154,14 +154,14 @@ def fill_from_trained(trained: Trained, first: Config, merged: Config) -> Traine
     return trained._replace(notes=(*trained.notes, *notes))
 
 
-def other_cuts(before: Config, data: Config) -> list[str]:
+def other_cuts(before: Config, data: Config, name: str = "data") -> list[str]:
     """Returns what is wrong with measured images that are cut in another way from what a model learned from."""
     problems = []
     for key in ("split_seed", "val_share", "test_share"):
         cut, other = before.get(key), data.get(key, before.get(key))
         if scalar(cut) != scalar(other):
             images = "and so from images that this one has for its measurement (leave it out)"
-            problems.append(f"data.{key}={other}: the model learned from the split of {key}={cut}, {images}")
+            problems.append(f"{name}.{key}={other}: the model learned from the split of {key}={cut}, {images}")
     return problems
 
 
