@@ -68,8 +68,8 @@ def _joined(
         options = {key: value for key, value in given.items() if key in ours and (key not in theirs or key in both)}
         return join(target, arguments, options)
 
-    options, others = {**theirs, **ours, **theirs}, signature_of(found.target).others
-    return reader.made_of(found, Signature(options, others), path, call)
+    options = theirs | {key: option for key, option in ours.items() if key not in theirs}
+    return reader.made_of(found, Signature(options, signature_of(found.target).others), path, call)
 
 
 def given_alone(options: Options) -> Options:
