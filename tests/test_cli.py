@@ -17,6 +17,11 @@ from runs import SMALL
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.commands.console import say
 from vit_lightning.config.options import Settings
+from vit_lightning.errors import UserError
+
+
+def test_a_problem_of_two_splits_is_told_once():
+    assert UserError(iter(["no classes", "no test", "no classes"])).problems == ["no classes", "no test"]
 
 
 @pytest.mark.parametrize("program", ["lightning", "vit-lightning", "python"])

@@ -18,7 +18,7 @@ class UserError(ValueError):
     exit_code = 2
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [problems] if isinstance(problems, str) else list(dict.fromkeys(problems))
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
