@@ -35,6 +35,9 @@ def test_a_set_of_torchvision_is_split_without_overlap(fashion_mnist):
     assert {split: len(dataset) for split, dataset in splits.items()} == {"train": 180, "val": 20, "test": 50}
     assert torch.bincount(splits["val"].labels).tolist() == [2] * 10
     assert splits["train"].images.shape == (180, 1, 28, 28)
+    theirs = torchvision.datasets.FashionMNIST(fashion_mnist, train=False)
+    assert torch.equal(splits["test"].images[:, 0], theirs.data)
+    assert torch.equal(splits["test"].labels, theirs.targets)
     images = [image.numpy().tobytes() for dataset in splits.values() for image in dataset.images]
     assert len(set(images)) == 250
     assert (data.num_classes, data.image_size, data.in_channels) == (10, (28, 28), 1)
@@ -67,6 +70,7 @@ def test_cifar_goes_through_torchvision(tmp_path, monkeypatch, ours, classes):
     batch = theirs(tmp_path, train=False)
     assert data.num_classes == classes
     assert torch.equal(data.dataset("test").images, torch.from_numpy(batch.data).permute(0, 3, 1, 2))
+    assert data.dataset("test").labels.tolist() == batch.targets
     assert len(data.dataset("train")) == len(data.dataset("val"))
     assert data.class_names == names
 

@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from runs import SMALL
 from tensors import Payload
 from torchvision import models
+from torchvision.transforms.functional import normalize
 
 from vit_lightning import Digits, Distillation, DistillationConfig, LossConfig, Teacher, UserError, ViT, ViTClassifier
 from vit_lightning.commands.fit import fit
@@ -162,14 +163,13 @@ def test_teachers_of_torchvision_and_timm(monkeypatch):
     classes = {"num_classes": 10}
     monkeypatch.setattr(models, "get_model", lambda name, weights: get(name, **classes))
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name, **classes))
-    means = []
-    for place, deviation in (("torchvision:resnet18", (0.229, 0.224, 0.225)), ("timm:resnetv2_50", (0.5, 0.5, 0.5))):
-        teacher = make_teacher(place, Pictures())
+    pixels, imagenet = torch.rand(2, 3, 32, 32), ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    for place, theirs in (("torchvision:resnet18", imagenet), ("timm:resnetv2_50", ((0.5,) * 3, (0.5,) * 3))):
+        teacher, seen = make_teacher(place, Pictures()), []
         assert not teacher.network.training
-        expected = [own / theirs for own, theirs in zip(Pictures.std, deviation, strict=True)]
-        assert teacher._renormalise[0].flatten().tolist() == pytest.approx(expected)
-        means.append(teacher(torch.zeros(2, 3, 32, 32)).shape)
-    assert means == [(2, 10), (2, 10)]
+        teacher.network.register_forward_pre_hook(lambda network, inputs, seen=seen: seen.extend(inputs))
+        assert teacher(normalize(pixels, Pictures.mean, Pictures.std)).shape == (2, 10)
+        torch.testing.assert_close(seen, [normalize(pixels, *theirs)])
     classes["num_classes"] = 1000
     with pytest.raises(
         UserError, match=r"teacher=torchvision:resnet18 has tench, .* \(1000 in all\): numbers .* \(fine-tune it"
