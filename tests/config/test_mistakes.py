@@ -222,6 +222,7 @@ KEYS = {
         "model: vit_lightning.ViT has no model_name, lr (options of another class need its name: class_path: my.Class)",
         "early_stopping: there is no such option (in trainer.callbacks: [{class_path: EarlyStopping, ...}])",
     ],
+    "fit digits.yaml --callback=1": "callback=1: there is no such option (did you mean trainer.callbacks?)",
     "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is not there (did you mean F1Score?)",
     "fit digits.yaml --metrics='[{class_path: F1Score, averge: micro}]'": "did you mean metrics.average?",
     "fit --model=timm.create_model --model.model_name=vit_tiny --model.num_classes=10": (
@@ -354,6 +355,7 @@ TOGETHER = {
         "module.class_path=lightning.pytorch.demos.BoringModel takes no optimizer",
         "beside lightning.pytorch.demos.BoringModel.training_step, lightning.pytorch.demos.BoringModel.step: CUDA",
     ],
+    "fit digits.yaml --compile=reduce-overhead --trainer.devices=2 --module=frozen.Frozen": "trainer.devices=2: CUDA",
     "fit digits.yaml --ema.warmup=false --lora.alpha=3 --distillation.kind=soft": [
         "ema.warmup=False does nothing without decay",
         "lora.alpha=3.0 does nothing for rank=0 (give a rank",
@@ -362,9 +364,10 @@ TOGETHER = {
     "fit digits.yaml --trainer.max_time=00:00:00:00": (
         "trainer.max_time=00:00:00:00 must be a time above 0 (days:hours:minutes:seconds)"
     ),
-    "fit digits.yaml --trainer.gradient_clip_algorithm=value": (
-        "trainer.gradient_clip_algorithm=value does nothing without trainer.gradient_clip_val"
-    ),
+    "fit digits.yaml --trainer.gradient_clip_algorithm=value --trainer.max_epochs=-5": [
+        "trainer.gradient_clip_algorithm=value does nothing without trainer.gradient_clip_val",
+        "trainer.max_epochs=-5 must be at least 1 (or -1 for no end)",
+    ],
     "fit --config finetune --data.root=good": "init_from=SOURCE is neither a run folder nor a file",
     "fit digits.yaml --optimizer.class_path=NAdam --optimizer.name=sgd": "name=sgd beside optimizer.class_path",
     "fit digits.yaml --optimizer.class_path=LBFGS": "LBFGS doesn't support per-parameter options",
@@ -464,6 +467,14 @@ class Data(pl.LightningDataModule): ...
 class Watch(pl.Callback): ...
 class Log(pl.loggers.Logger): ...
 """
+FROZEN = """from torch.optim import SGD
+from vit_lightning import ViTClassifier
+class Frozen(ViTClassifier):
+    def __init__(self, network, optimizer, loss):
+        super().__init__(network.requires_grad_(False))
+    def configure_optimizers(self):
+        return SGD([self.scale], 0.1)
+"""
 CALLBACK = "model: {patch_size: 4}\ntrainer:\n  callbacks: [{class_path: lightning.pytorch.callbacks.%s}]\n"
 AUGMENT = "model: {patch_size: 4}\ndata: {augment: [{class_path: HorizontalFlip}, {class_path: RandomCrop, %s}]}\n"
 DIGITS = (REPOSITORY / "experiments" / "digits.yaml").read_text().replace("depth: 6", "depth: 1")  # less to check
@@ -520,6 +531,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained: tuple[Path, Any]) -
     for name in ("tiny.pth", "weights.safetensors"):
         (folder / "good" / name).touch()
     (folder / "odd.py").write_text(WIDER)
+    (folder / "frozen.py").write_text(FROZEN)
     (folder / "foreign.py").write_text(FOREIGN)
     torch.save({"state_dict": {"network.head.linear.weight": torch.zeros(10, 3)}}, folder / "other.ckpt")
     (folder / "damaged.ckpt").write_bytes((folder / "other.ckpt").read_bytes()[:500])

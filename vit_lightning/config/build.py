@@ -111,7 +111,7 @@ def _unknown(name: str, value: Any, config: Config, names: Sequence[str]) -> str
         return f"{name}={value}: there is no such option ({instead})"
     if name == "fit":
         return "fit: there is no such option (its keys belong at the top of the config)"
-    if hasattr(callbacks, kind := name.title().replace("_", "").removeprefix("My")):
+    if hasattr(callbacks, kind := name.title().replace("_", "").removeprefix("My")) and kind != "Callback":
         return f"{name}: there is no such option (in trainer.callbacks: [{{class_path: {kind}, ...}}])"
     if isinstance(value, dict | list) or not likely:
         return unknown(name, value, "", names)
@@ -397,7 +397,7 @@ def _out_of_range(trainer: Mapping[str, Any]) -> list[str]:
     is_time = longest is None or re.search("[1-9]", str(longest)) is not None
     limits.append(("trainer.max_time", longest, is_time, "a time above 0 (days:hours:minutes:seconds)"))
     problems = problems_of(*limits) + choice("trainer.gradient_clip_algorithm", algorithm, ("norm", "value"))
-    if algorithm is not None and not problems and "gradient_clip_val" not in given:
+    if algorithm in ("norm", "value") and "gradient_clip_val" not in given:
         problems.append(f"trainer.gradient_clip_algorithm={algorithm} does nothing without trainer.gradient_clip_val")
     return problems
 
@@ -424,8 +424,8 @@ def try_module(groups: Groups) -> None:
     if data is not None and module is not None and module.name and not reader.problems:
         filled = {**(groups.facts or {}), **settings, "network": groups.empty, "metrics": {}, "distillation": None}
         with reader.trying():
-            made = empty_network(lambda: module_from(module, filled), "module")
-            if isinstance(made, ConfiguredOptimizer):
+            made: Any = empty_network(lambda: module_from(module, filled), "module")
+            if type(made).configure_optimizers is ConfiguredOptimizer.configure_optimizers:
                 reader.problems += optimizer_problems(made.optimized(), settings["optimizer"])
 
 
