@@ -105,7 +105,6 @@ def timm_weights(**beside):
             r"LoRA beside those of a model, which is not read \(PEFT's merge_and_unload",
         ),
     ],
-    ids=str,
 )
 def test_what_tensors_do_not_tell_and_what_is_foreign_is_named(make, config, message):
     with pytest.raises(UserError, match=message) as caught:
