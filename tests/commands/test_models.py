@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,12 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     said = capsys.readouterr().out
     assert re.search(r"model.blocks.1 .* \[1, 5, 192\]", said)
     assert re.search(r"memory +about [\d.]+ MB for a step of \d+ in ", said)
+    Path("model.json").write_text('{"model": {"class_path": "torchvision.models.resnet18", "num_classes": 3}}')
+    torch.save(resnet18(num_classes=3).state_dict(), "model.pth")
+    assert main(["summary", "--ckpt=model.pth"]) == 2
+    assert "ckpt=model.pth does not tell the size of its images: give --image_size" in capsys.readouterr().err
+    assert main(["summary", "--ckpt=model.pth", "--image_size=32"]) == 0
+    assert re.search(r"layer4 .* \[1, 512, 1, 1\]", capsys.readouterr().out)
     assert main(["summary", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--batch-size int" in said

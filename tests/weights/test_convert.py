@@ -45,6 +45,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(family):
         ("hf", {"hidden_act": "mish"}, "config.hidden_act=mish: we have gelu"),
         ("timm", {"depth": "two"}, "config.depth=two must be a whole number"),
         ("big_vision", {"posemb": 3}, "config.posemb=3 must be text"),
+        ("big_vision", {"patch_size": [4.0, 4.0]}, r"config.patch_size=\[4.0, 4.0\] must be a whole number"),
         ("hf", {"num_attention_heads": 0}, "num_heads=0 must be at least 1"),
         ("timm", {"qkv_bias": "False"}, "qkv_bias=False must be true or false"),
         ("timm", {"num_heads": 5}, "num_heads=5 must be at least 1 and divide"),

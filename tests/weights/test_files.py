@@ -7,6 +7,7 @@ import pickle
 import sys
 from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -65,6 +66,13 @@ def test_safetensors_shards_and_npz(tmp_path):
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", **{"norm.weight": np.arange(3.0, dtype=np.float32), "head.bias": sixteen})
         check(read_weights(tmp_path / "a.npz"))
+
+
+def test_faults_of_the_disk_under_safetensors_are_one_line(tmp_path, monkeypatch):
+    save_file(WEIGHTS, tmp_path / "b.safetensors")
+    monkeypatch.setattr("safetensors.torch.load_file", Mock(side_effect=OSError(5, "Input/output error")))
+    with pytest.raises(UserError, match=r"b.safetensors cannot be read: .*Input/output error"):
+        read_weights(tmp_path / "b.safetensors")
 
 
 class Reduced:

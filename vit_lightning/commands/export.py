@@ -91,9 +91,9 @@ def write_model(source: Source, folder: Path, to: str) -> float:
 
 def image_shape(source: Source) -> tuple[int, int, int]:
     """Returns channels, height and width of the images that a network gets."""
-    if not {"in_channels", "image_size"} <= source.view.keys():
-        raise UserError("the size of its images is not known (give --image_size)")
-    return (source.view["in_channels"], *pair(source.view["image_size"]))
+    if "image_size" not in source.view:
+        raise UserError(f"ckpt={source.place} does not tell the size of its images: give --image_size")
+    return (source.view.get("in_channels", 3), *pair(source.view["image_size"]))
 
 
 def describe_model(source: Source) -> dict[str, Any]:

@@ -147,7 +147,7 @@ BIG_VISION = Family(
     name="big_vision",
     fields=(
         Field("num_classes", None, "num_classes", lambda value: value or 0),
-        Field("patch_size", [16, 16], "patch_size", pair, list),
+        Field("patch_size", 16, "patch_size", pair, list),
         Field("width", 768, "emb_size"),
         Field("depth", 12, "depth"),
         Field("mlp_dim", None, "hidden"),

@@ -192,13 +192,13 @@ def _contents(file: Path) -> tuple[Any, bool]:
     try:
         with file.open("rb") as opened:
             head = opened.read(9)
+        if head[8:] == b"{":
+            from safetensors.torch import load_file
+
+            with reading(file):
+                return load_file(file), False
     except OSError as fault:
         raise UserError(f"{file} cannot be read: {first_line(fault)}") from fault
-    if head[8:] == b"{":
-        from safetensors.torch import load_file
-
-        with reading(file):
-            return load_file(file), False
     if head.startswith(b"PK\x03\x04") and file.suffix == ".npz":
         return _read_npz(file), False
     if not head.startswith((b"PK\x03\x04", b"\x80")):
