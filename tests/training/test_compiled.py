@@ -158,6 +158,15 @@ def test_casts_for_a_gpu_are_one_operator_each_way_with_the_same_bits():
     assert backward - left_backward == products  # a sum over tokens makes the gradient of a bias
 
 
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, monkeypatch):
+    given = []
+    monkeypatch.setattr(torch, "compile", lambda step, options, **others: given.append(options or {}) or step)
+    for backend in ("inductor", "eager"):
+        compile_module(ViTClassifier(ViT(**SIZES)), 4, device, backend=backend)
+    assert [[*map(type, options.values())] for options in given] == [[JoinedCasts] * (device == GPU), []]
+
+
 @pytest.fixture
 def replayed(monkeypatch):
     """A module whose compiled step writes the results of all batches to the same memory, as CUDA graphs do."""

@@ -61,8 +61,11 @@ def test_a_step_without_a_row_waits_for_nothing_and_rows_are_those_of_their_step
     )
     with waits:
         trainer.fit(module, Digits(batch_size=20, augment=[RandomCrop(1), HorizontalFlip()], mixing=[MixUp()]))
-    assert waits.steps == 8
-    assert not waits.found
+        assert waits.steps == 8
+        assert not waits.found
+        waits.watched = True
+        torch.ones(1).item()
+        assert len(waits.found) == 1
     rows = [row for row in read_metrics(tmp_path) if "train/loss_step" in row]
     assert [row["step"] for row in rows] == [3, 7, 11]
     assert [row["train/loss_step"] for row in rows] == [json_number(kept[row["step"]]) for row in rows]
