@@ -90,6 +90,22 @@ TIMM_CONFIGS = {
 """Arguments of timm's VisionTransformer beside those of ``TIMM``."""
 
 
+UNTOLD = ("num_heads", "num_attention_heads", "global_pool", "fc_norm", "act_layer", "norm_layer", "init_values")
+UNTOLD += ("pool_include_prefix", "pool", "ista", "dim_head", "qk_scale", "attention_variant")
+UNTOLD += ("hidden_act", "embed_norm_layer", "heads", "layer_norm_eps")
+"""Arguments that no tensor tells."""
+
+
+def told(family, config, state):
+    """What the words of a family have to add to the tensors of a model."""
+    size = next(field.theirs for field in FAMILIES[family].fields if "image_size" in field.options)
+    positions = any("pos" in name for name in state)
+    more = [name for name in config if isinstance(config[name], list) or (name == size and not positions)]
+    given = {name: value for name, value in config.items() if name in (*UNTOLD, *more)}
+    given |= {"global_pool": "token"} if config.get("fc_norm") else {}
+    return given | ({"act_layer": config.get("act_layer", "gelu")} if config.get("mlp_layer") == "SwiGLUPacked" else {})
+
+
 def fresh(family, layout=None, **more):
     """Returns a ViT with random weights, and its tensors and config in the family's form."""
     table = FAMILIES[family]

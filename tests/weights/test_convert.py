@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from references import fresh
+from references import fresh, told
 
 from vit_lightning import UserError, ViT
-from vit_lightning.models.attention import SeparateAttention
+from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.patches import LinearProjection
 from vit_lightning.weights import from_reference, to_reference
 from vit_lightning.weights.convert import WRITTEN
@@ -129,7 +129,7 @@ def test_logits_are_those_of_code_that_is_elsewhere(family, more, layout, logits
     vit = from_reference(weights, family=family, config=config).eval()
     batch = torch.randn(2, vit.in_channels, *vit.image_size, generator=draw, dtype=torch.float64)
     assert vit(batch)[-1, :2].tolist() == pytest.approx(logits, abs=1e-10)
-    found = identify(WeightsFile("weights", None, weights), config)
+    found = identify(WeightsFile("weights", None, weights), told(family, config, weights))
     assert torch.equal(from_reference(weights, family=found.family, config=found.config).eval()(batch), vit(batch))
     if family in WRITTEN:
         back, _ = to_reference(vit, family=family, layout=layout)
@@ -173,6 +173,12 @@ def test_features_go_only_to_and_come_only_from_families_that_have_such():
     assert not any(name.startswith("head") for name in state)
     with pytest.raises(UserError, match="num_classes=0: torchvision has no model"):
         to_reference(vit, family="torchvision")
+
+
+def test_rotary_attention_is_no_part_of_timm_s_table():
+    vit = ViT("Ti/4", image_size=8, depth=1, attention=RotaryAttention, positions="none")
+    with pytest.raises(UserError, match=r"rotary=Rotary\(temperature=10000\.0.*: timm cannot express it"):
+        to_reference(vit, family="timm")
 
 
 def test_parts_that_were_replaced_are_named():

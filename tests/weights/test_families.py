@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 import vit_pytorch as lucid
-from references import CONFIGS, MORE, TIMM, TIMM_CONFIGS, fresh, randomise
+from references import CONFIGS, MORE, TIMM, TIMM_CONFIGS, fresh, randomise, told
 from safetensors.torch import save_file
 from timm.layers import GELUTanh, Mlp, QuickGELU, RmsNorm, SwiGLU, SwiGLUPacked
 from timm.layers import LayerNorm as TimmLayerNorm
@@ -32,10 +32,6 @@ from vit_lightning.weights.identify import identify
 from vit_lightning.weights.options import describe, model_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-UNTOLD = ("num_heads", "num_attention_heads", "global_pool", "fc_norm", "act_layer", "norm_layer", "init_values")
-UNTOLD += ("pool_include_prefix", "pool", "ista", "dim_head", "qk_scale", "attention_variant")
-UNTOLD += ("hidden_act", "embed_norm_layer", "heads", "layer_norm_eps")
-"""Arguments that no tensor tells."""
 
 
 def images(*shape, seed=1):
@@ -143,16 +139,6 @@ def output_of(network, batch, *, tokens=False):
     if isinstance(output, torch.Tensor):
         return output
     return output.logits if "logits" in output else output.last_hidden_state[:, slice(None) if tokens else 0]
-
-
-def told(family, config, state):
-    """What the words of a family have to add to the tensors of a model."""
-    size = next(field.theirs for field in FAMILIES[family].fields if "image_size" in field.options)
-    positions = any("pos" in name for name in state)
-    more = [name for name in config if isinstance(config[name], list) or (name == size and not positions)]
-    given = {name: value for name, value in config.items() if name in (*UNTOLD, *more)}
-    given |= {"global_pool": "token"} if config.get("fc_norm") else {}
-    return given | ({"act_layer": config.get("act_layer", "gelu")} if config.get("mlp_layer") == "SwiGLUPacked" else {})
 
 
 def check_found(place, family, given, vit, batch):
