@@ -53,6 +53,21 @@ def test_a_module_of_the_user_s_own_gets_the_batch_as_its_loader_makes_it(own, k
     assert Path("run/test_predictions.npz").is_file() == (kind not in ("three", "held", "several"))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["dict", "hot"])
+def test_a_classifier_takes_images_and_labels_from_any_form(own, kind):
+    fit(resolve([*flags_of("pair"), *SMALL]))
+    fit(resolve([*flags_of(kind), *SMALL, "--out=other"]))
+    runs = [read_checkpoint(Path(name, "checkpoints/last.ckpt"))["state_dict"] for name in ("run", "other")]
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-6 if kind == "hot" else 0)
+    tables = [dict(np.load(Path(name, "test_predictions.npz"))) for name in ("run", "other")]
+    for column in ("index", "label", "prediction"):
+        assert tables[0][column].tolist() == tables[1][column].tolist()
+    assert main(["predict", "--ckpt=other", "--trust", "--out=predicted"]) == 0
+    rows = [line.split(",") for line in Path("predicted/predictions.csv").read_text().splitlines()[1:]]
+    assert [int(row[2]) for row in rows] == tables[0]["prediction"].tolist()
+
+
 @pytest.mark.parametrize("kind", ["held", "several"])
 def test_a_classifier_refuses_others_in_a_line_before_its_first_step(own, capsys, kind):
     assert main(["fit", *flags_of(kind), *SMALL]) == 2

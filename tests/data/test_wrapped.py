@@ -35,8 +35,8 @@ def test_a_killed_run_on_a_dataset_and_transforms_of_others_ends_in_the_same_bit
     flags += ["--data.batch_size=16", "--checkpoint.every_n_steps=1", "--trainer.max_epochs=2"]
     fit(resolve([*flags, "--data.num_workers=0", "--out=whole"]))
     with killed_after(9):
-        fit(resolve([*flags, "--data.num_workers=1", "--out=run"]))
-    results = fit(resolve([*flags, "--data.num_workers=1", "--out=run", "--resume=auto"]))
+        fit(resolve([*flags, "--data.num_workers=2", "--out=run"]))
+    results = fit(resolve([*flags, "--data.num_workers=2", "--out=run", "--resume=auto"]))
     assert same_weights("whole", "run")["global_step"] == results["steps"] == 14
     # the written config is read again as it is, with options of the dataset beside those of ours
     again = resolve(["--ckpt=run", "--trust", "--data.batch_size=8", "--wandb.mode=disabled"], "test")
