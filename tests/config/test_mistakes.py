@@ -222,6 +222,11 @@ KEYS = {
         "model: vit_lightning.ViT has no model_name, lr (options of another class need its name: class_path: my.Class)",
         "early_stopping: there is no such option (in trainer.callbacks: [{class_path: EarlyStopping, ...}])",
     ],
+    "fit --model.patch_size=4 --data='{split_sed: 1, foo: 2, qux: 3, batch_size: abc}'": [
+        "data: vit_lightning.Digits has no foo, qux (options of another class need its name: class_path: my.Class)",
+        "data.split_sed=1: there is no such option (did you mean data.split_seed?)",
+        "data.batch_size=abc must be an int",
+    ],
     "fit digits.yaml --callback=1": "callback=1: there is no such option (did you mean trainer.callbacks?)",
     "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is not there (did you mean F1Score?)",
     "fit digits.yaml --metrics='[{class_path: F1Score, averge: micro}]'": "did you mean metrics.average?",

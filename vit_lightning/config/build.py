@@ -293,11 +293,11 @@ def with_class(config: Config, key: str, *, complete: bool = True) -> Any:
 def _of_no_class(config: Config, problems: Sequence[str]) -> Sequence[str]:
     """Returns problems with one for all options of a class that the config, as many of LightningCLI, does not name."""
     for key, name in DEFAULT_CLASSES.items():
-        lost = [text for text in problems if re.match(rf"{key}\.\w+\b.*: there is no such option", text)]
-        if "class_path" not in (config.get(key) or {}) and sum("(choose" in text for text in lost) > 1:
+        lost = [text for text in problems if re.match(rf"{key}\.\w+\b.*: there is no such option \(choose", text)]
+        if "class_path" not in (config.get(key) or {}) and len(lost) > 1:
             names = ", ".join(re.findall(r"^\w+\.(\w+)", text)[0] for text in lost)
             one = f"{key}: {name} has no {names} (options of another class need its name: class_path: my.Class)"
-            problems = [one, *(text for text in problems if not text.startswith(f"{key}."))]
+            problems = [one, *(text for text in problems if text not in lost)]
     return problems
 
 
