@@ -270,3 +270,10 @@ def test_a_predict_step_that_gives_no_probabilities_is_refused(monkeypatch):
     experiment = SimpleNamespace(make_trainer_arguments=dict, data=None)
     with pytest.raises(UserError, match=r"predict_step of LightningModule returns Tensor \(leave it out"):
         trained._run_network(experiment, Path(), {})
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 1294), ("val", 143), ("test", 360)])
+def test_images_of_each_split_of_a_run_have_features(split, count, trained, in_folder):
+    assert main(["embed", f"--ckpt={trained[0]}", f"--split={split}", "--out=a.npz"]) == 0
+    with np.load("a.npz") as table:
+        assert len(set(table["image"].tolist())) == len(table["label"]) == count

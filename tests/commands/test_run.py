@@ -20,7 +20,7 @@ from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.module import compile_chosen
-from vit_lightning.commands.resume import read_run
+from vit_lightning.commands.resume import note_changes, read_run, refuse_changes
 from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.resolve import resolve
 from vit_lightning.metric_facts import LOGGED
@@ -311,6 +311,18 @@ def test_must_ends_where_nothing_can_continue(in_folder, trained, capsys):
     Path("out/results.json").unlink()
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0
     assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0, "it is over: there is nothing left to do"
+
+
+def test_a_config_remembers_what_it_was_and_a_group_allows_its_own_keys_alone(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: 1\n")
+    path.write_text(note_changes("a: 2\n", path, {"a": ("0\nb: 1", 2)}, 5))
+    assert (
+        note_changes("a: 3\n", path, {"a": (2, 3)}, 9) == "# a was 0 b: 1 until step 5\n# a was 2 until step 9\na: 3\n"
+    )
+    with pytest.raises(UserError) as caught:
+        refuse_changes({"optimizer.lr": (1, 2), "optimizers": (1, 2)}, ["optimizer"], path)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["optimizers"]
 
 
 def test_a_run_that_is_over_takes_no_changes(results):

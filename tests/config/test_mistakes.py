@@ -95,7 +95,11 @@ COMMANDS = {
     "predict --ckpt=run no.jpg --top_k=0 ": "top_k=0 must be at least 1",
     "embed": "--ckpt is missing",
     "embed --ckpt=run none.jpg": "none.jpg: there is no such file",
-    "embed --ckpt=run flat --out=other.ckpt": ["out=other.ckpt is there already", "must end in .npz"],
+    "embed --ckpt=run flat --out=other.ckpt --split=val": [
+        "out=other.ckpt is there already",
+        "must end in .npz",
+        "split=val is for the run's own images",
+    ],
     "embed --ckpt=run flat --blocks=[1]": "blocks=[1] must be ... the network has 1, 0 the first and -1 the last",
     "embed --ckpt=run flat --device=gpu": "device=gpu: ",
     "export": ["--ckpt is missing", "--out is missing"],
@@ -184,7 +188,9 @@ KEYS = {
     "fit digits.yaml --ema.class_path=NAdam": "ema.class_path=NAdam: ema takes no class",
     "fit digits.yaml --model=resnet18": "resnet18 is not there (did you mean torchvision.models.resnet18?)",
     "fit digits.yaml --model=ViTT": "model.class_path=ViTT is not there (did you mean ViT?)",
-    "fit digits.yaml --model.class_path=no.Net": "model.class_path=no.Net is not there (give module.Class; searched:",
+    "fit folder/one.yaml --model.class_path=no.Net": (
+        "no.Net is not there (give module.Class; searched: installed packages, folder, the working folder)"
+    ),
     "fit digits.yaml --model.attention.class_path=torch.nn.Nothing": "class_path=torch.nn.Nothing is not there",
     "fit digits.yaml --data=cifar10": "data.class_path=cifar10 is not there (did you mean CIFAR10?)",
     "fit digits.yaml --data.augment='[{class_path: RandomInvert, pp: 1}]'": "pp=1 ... did you mean data.augment.0.p?",

@@ -53,7 +53,8 @@ def test_the_logger_of_a_module_s_code_is_the_first_of_the_config(in_folder, cap
     """PL#16238: ours come behind it, and have what Lightning logs."""
     shutil.copy(Path(__file__).with_name("talks.py"), "talks.py")
     loggers = [{"class_path": "talks.Own", "save_dir": "theirs"}, {"class_path": "CSVLogger", "save_dir": "second"}]
-    flags = ["--module=talks.Talks", f"--trainer.logger={json.dumps(loggers)}", "--trainer.profiler=simple"]
+    flags = ["--module=talks.Talks", f"--trainer.logger={json.dumps(loggers)}"]
+    flags.append("--trainer.profiler={class_path: SimpleProfiler, filename: times}")
     assert main(["fit", *SMALL, "--out=run", "--test=false", *flags]) == 0
     (file,) = Path("theirs").rglob("metrics.csv")
     assert f"log_dir {file.parent}\n" in capsys.readouterr().out
@@ -64,7 +65,7 @@ def test_the_logger_of_a_module_s_code_is_the_first_of_the_config(in_folder, cap
     accuracy = next(row["val/acc"] for row in read_metrics(Path("run")) if "val/acc" in row)
     assert [float(row["val/acc"]) for row in rows if row["val/acc"]] == pytest.approx([accuracy])
     assert "own" not in of_second
-    assert Path("run/fit-profile.txt").is_file()
+    assert Path("run/fit-times.txt").is_file()
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Talks", "experiment"), ("Watches", "watch")])
