@@ -96,4 +96,4 @@ def end_runs() -> None:
             staged = "given" if of_agent else str(Path(name).resolve() / "wandb")
             assert os.environ["WANDB_DATA_DIR"] == staged
             run.finish(1, fault)
-            assert os.environ.get("WANDB_DATA_DIR", staged) == staged
+            assert os.environ.get("WANDB_DATA_DIR") == ("given" if of_agent else None)
