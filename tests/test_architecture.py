@@ -29,7 +29,7 @@ PLAIN_TYPES = {"data.batches"}
 
 CEILINGS = {
     "models": 1_346, "data": 2_400, "storage": 1_050, "weights": 2_700, "inspect": 509, "training": 2_620,
-    "config": 2_150, "figures": 890, "commands": 2_150, "report": 1_942, "ablation": 1_648, "(root)": 540,
+    "config": 2_150, "figures": 889, "commands": 2_151, "report": 1_942, "ablation": 1_648, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
 ABOVE = {"(root)": 730, "config": 2_709, "data": 3_062, "storage": 1_054, "training": 2_939, "weights": 2_990}

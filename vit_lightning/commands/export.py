@@ -140,6 +140,7 @@ def _reference(family: str, source: Source, folder: Path, images: Tensor) -> nn.
         config |= {"architectures": ["ViTForImageClassification"], "model_type": "vit", "dtype": "float32"}
         config |= {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
         config |= {"problem_type": "multi_label_classification"} if view.get("multi_label") else {}
+        config.pop("num_labels", None)  # transformers counts id2label
         if {"mean", "std"} <= view.keys():
             _write_json(folder / "preprocessor_config.json", _image_processor(view))
     else:
