@@ -227,6 +227,7 @@ KEYS = {
         "data: vit_lightning.Digits has no dataset, root (options of another class need its name: class_path: my.Class",
         "model: vit_lightning.ViT has no model_name, lr (options of another class need its name: class_path: my.Class)",
         "early_stopping: there is no such option (in trainer.callbacks: [{class_path: EarlyStopping, ...}])",
+        "model.patch_size=16 is larger than image_size=8",
     ],
     "fit --model.patch_size=4 --data='{split_sed: 1, foo: 2, qux: 3, batch_size: abc}'": [
         "data: vit_lightning.Digits has no foo, qux (options of another class need its name: class_path: my.Class)",
