@@ -52,12 +52,12 @@ def named(place: str, *, others: bool = False) -> Iterator[None]:
 
     Args:
         place: the place.
-        others: whether code that is not ours runs inside: any error of it is a problem, with its file and line.
+        others: whether code that is not ours runs inside: others of its errors are problems, with file and line.
     """
     try:
         yield
     except UserError as error:
-        raise UserError([f"{place}{problem}" for problem in error.problems]) from error.__cause__
+        raise (error if others else UserError([f"{place}{text}" for text in error.problems])) from error.__cause__
     except Exception as fault:
         if not others:
             raise

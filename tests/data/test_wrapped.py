@@ -16,6 +16,7 @@ from vit_lightning import Digits, ImageData, PerImage, UserError, WrappedDataset
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
+from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.items import Items, read_item, to_pixels
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.storage.metrics import read_results
@@ -138,6 +139,16 @@ def test_a_module_without_a_validation_trains_and_is_tested_as_in_lightning(own)
     flags = [flag for flag in FLAGS if "--model" not in flag]
     experiment = resolve([*flags, "--data=my_scans.Unvalidated", "--module=my_scans.Trained", "--trainer.max_epochs=9"])
     assert fit(experiment)["test/acc"] > 0.9
+
+
+class Damaged:
+    def __getitem__(self, index):
+        raise DamagedImage("a.png: damaged image")
+
+
+def test_a_damaged_image_of_an_own_dataset_is_said_as_such():
+    with pytest.raises(DamagedImage, match=r"^a\.png: damaged image$"):
+        read_item(Damaged(), 0, "class_path=Damaged")
 
 
 def test_an_error_of_a_later_item_names_its_file_and_line(own):

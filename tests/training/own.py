@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from torch import nn
 from torch.optim import SGD
 from torch.optim import lr_scheduler as schedules
@@ -84,6 +84,17 @@ class Halving(Callback):
     def on_train_batch_end(self, trainer, pl_module, *others):
         self.start /= 2
         pl_module.log_dict({"start": self.start, "every": float(self.every)})
+
+
+def stopping(patience: int):
+    return EarlyStopping("val/loss", 9, patience)
+
+
+class Listed(Callback):
+    """Has a state that is no mapping."""
+
+    def state_dict(self):
+        return [1]
 
 
 class Unfreeze(Callback):

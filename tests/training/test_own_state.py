@@ -51,12 +51,22 @@ def test_a_stop_that_waits_for_min_epochs_survives_a_kill():
     assert whole["global_step"] == 14
 
 
-def test_a_patience_that_a_resumed_run_is_given_holds():
+@pytest.mark.parametrize(
+    ("stopping", "others"),
+    [
+        (
+            "EarlyStopping, monitor: val/loss, min_delta: 9",
+            ["{class_path: EarlyStopping, monitor: val/acc, mode: max}"],
+        ),
+        ("own.stopping", ["own.Listed"]),
+    ],
+)
+def test_a_patience_that_a_resumed_run_is_given_holds(stopping, others):
     """cookiecutter-pyml#58: that of the checkpoint was used, and config.yaml had the new one."""
-    stopping = "{class_path: EarlyStopping, monitor: val/loss, min_delta: 9, patience: %d}"
+    five, one = (callbacks(f"{{class_path: {stopping}, patience: {patience}}}", *others) for patience in (5, 1))
     with killed_after(4):
-        main([*RUN, callbacks(stopping % 5), "--trainer.max_epochs=4", "--out=run"])
-    given = [callbacks(stopping % 1), "--allow-config-change=trainer.callbacks"]
+        main([*RUN, five, "--trainer.max_epochs=4", "--out=run"])
+    given = [one, "--allow-config-change=trainer.callbacks"]
     assert main(["fit", "--resume=run", *given]) == 0
     assert json.loads(Path("run/results.json").read_text())["steps"] == 14
 

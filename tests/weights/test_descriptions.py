@@ -337,12 +337,24 @@ def test_a_teacher_counts_only_as_the_average_of_a_student_like_it(others, depth
     assert (token == others.index(place)).all()
 
 
-def test_of_a_distillation_the_student_is_taken_and_not_a_teacher_like_it(tmp_path):
-    """vit-pytorch's DistillWrapper (vit-pytorch#62)."""
-    student, teacher = (timm_weights(prefix) for prefix in ("student.", "teacher."))
-    student["student.cls_token"].fill_(1)
-    torch.save({"distillation_token": torch.zeros(1, 32), **teacher, **student}, tmp_path / "a.pt")
-    assert (read_weights(tmp_path / "a.pt").tensors["cls_token"] == 1).all()
+@pytest.mark.parametrize(
+    ("beside", "is_student"),
+    [
+        ("distillation_token", 1),
+        ("model.distill_mlp.0.weight", 1),
+        ("self_distillation_loss.center", 0),
+        ("distillation_loss.center", 0),
+        ("distiller.center", 0),
+        ("student.distillation_token", 0),
+    ],
+)
+def test_of_a_distillation_the_student_is_taken_and_not_a_teacher_like_it(beside, is_student, tmp_path):
+    """vit-pytorch's DistillWrapper (vit-pytorch#62); the teacher of DINO is an average."""
+    wrapper = next((f"{place}." for place in ("model", "distiller") if beside.startswith(place)), "")
+    student, teacher = (timm_weights(f"{wrapper}{prefix}") for prefix in ("student.", "teacher."))
+    student[f"{wrapper}student.cls_token"].fill_(1)
+    torch.save({beside: torch.zeros(1, 32), **teacher, **student}, tmp_path / "a.pt")
+    assert (read_weights(tmp_path / "a.pt").tensors["cls_token"] == 1).all() == is_student
 
 
 def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypatch, capsys):

@@ -39,7 +39,7 @@ from vit_lightning.commands.session import (
 )
 from vit_lightning.commands.summary import in_bytes, training_bytes
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import Config
+from vit_lightning.config.files import Config, as_list
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.image_files import ImageFolder
@@ -164,7 +164,8 @@ def make_run(experiment: Experiment, trainer_arguments: Config, folder: Path, be
     checkpoints = Checkpoints(folder, settings.checkpoint, config, guard)
     callbacks = [
         Start(experiment, wandb.start),  # before the random numbers of a step are seeded
-        OwnState(changed_arguments(before or config, config)),  # before the user's callbacks are set up
+        # before the user's callbacks are set up
+        OwnState(as_list(trainer_arguments.get("callbacks")), changed_arguments(before or config, config)),
         *([] if isinstance(module, ViTClassifier) else [ConfiguredGroups()]),
         StepSeeds(experiment.seed),
         guard,

@@ -11,8 +11,9 @@ from torch import nn
 
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import row, say
+from vit_lightning.config.build import has_images_of
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.config.files import changes
+from vit_lightning.config.files import flatten, value_at
 from vit_lightning.config.networks import data_facts, module_from
 from vit_lightning.config.together import beside_replays, compiler_problems
 from vit_lightning.data.base import ImageData
@@ -85,9 +86,8 @@ def start_weights(module: LightningModule, experiment: Experiment, folder: Path 
 def _say_seen(source: Mapping[str, Any], experiment: Experiment) -> None:
     """Says whether images that are cut from a source's may be among those that it has learned from."""
     data, config, place = experiment.data, experiment.config, experiment.config["init_from"]
-    if not data.cut_splits or "config" not in source or source.get("images") == data.fingerprint():
-        return
-    if not {f"data.{key}" for key in ("class_path", "root", "path", "name")} & changes(source["config"], config).keys():
+    is_same = has_images_of(value_at(flatten(source.get("config")), "data"), flatten(config["data"]), data)
+    if is_same and data.cut_splits and source.get("images") != data.fingerprint():
         how = f"in another way than for {place}, which may have learned from them (their accuracy would be too high)"
         say(row("weights", f"{data.place}: {' and '.join(data.cut_splits)} are cut {how}"))
 

@@ -267,11 +267,11 @@ def refuse_changes(changed: Changes, allowed: Sequence[str], folder: Path, *, tr
     refuse(problems)
 
 
-def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> Changes:
-    """Returns the arguments of callbacks, as EarlyStopping.patience, that differ between two configs."""
-    lists = [as_list(flatten(config["trainer"]["callbacks"])) for config in (before, now)]
-    first, second = ({one["class_path"].rpartition(".")[2]: one for one in given} for given in lists)
-    return changes(first, second)
+def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[set[str]]:
+    """Returns the arguments, as patience, of each callback that differ from those of the one in its place before."""
+    first, second = (as_list(flatten(config["trainer"]["callbacks"])) for config in (before, now))
+    pairs = zip(second, first + [{}] * len(second), strict=False)  # a new one has none before
+    return [{key for key in {**old, **new} if old.get(key) != new.get(key)} for new, old in pairs]
 
 
 def new_run_hint(folder: Path) -> str:

@@ -21,7 +21,7 @@ from vit_lightning.config.files import Config, flatten, value_at
 from vit_lightning.config.from_weights import options_of_data, other_cuts
 from vit_lightning.config.lightning_cli import SET_BY_RUN, as_lightning_trains
 from vit_lightning.config.merge import merge
-from vit_lightning.config.names import find_class
+from vit_lightning.config.names import find_class, is_same_class
 from vit_lightning.config.networks import CONFIGURED, empty_network, make_teacher, module_from, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
 from vit_lightning.config.signatures import Option, signature_of
@@ -181,8 +181,7 @@ def _find_images(groups: Groups, data: ImageData, given: Config) -> None:
         data.check()
     if trained is None or len(reader.problems) > before or data.wanted not in data.cut_splits:
         return
-    source = value_at(flatten(trained.checkpoint.get("config")), "data")
-    if not (_is_in(folder, data) if folder else _source(source) == _source(flatten(given))):
+    if not has_images_of(value_at(flatten(trained.checkpoint.get("config")), "data"), flatten(given), data):
         return
     with reader.trying():
         unkept: dict[str, Any] = {"in_memory": False} if "in_memory" in signature_of(type(data)).options else {}
@@ -262,6 +261,14 @@ def read_labels(groups: Groups) -> None:
     with gathered(groups.reader.problems):
         note = data.take_classes(names, f"the model of ckpt={trained.path}")
         groups.trained, groups.data = trained._replace(notes=(*trained.notes, *[note] * bool(note))), data
+
+
+def has_images_of(source: Config | None, given: Config, data: ImageData) -> bool:
+    """Whether some data are taken from the same images as those of another config, as far as the options tell."""
+    before, now = _source(source), _source(given)
+    if not is_same_class(str(before.get("class_path")), now["class_path"]):
+        return False
+    return _is_in(before["root"], data) if before.get("root") else before == now
 
 
 def _source(data: Config | None) -> Config:

@@ -6,7 +6,7 @@ import functools
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import PurePath
 from types import FunctionType, MethodType
@@ -52,12 +52,13 @@ class OwnState(Callback):
     none of these hooks changes weights and optimizer, or those attributes.
 
     Args:
-        changed: arguments of callbacks, as EarlyStopping.patience, that are others than in the checkpoint: they hold,
-            even where the callback's own state has those of the checkpoint.
+        own: the user's callbacks.
+        changed: the arguments of each, as patience, that are others than in the checkpoint: they hold, even where the
+            callback's own state has those of the checkpoint.
     """
 
-    def __init__(self, changed: Collection[str]) -> None:
-        self._changed, self._named = changed, set[str]()
+    def __init__(self, own: Sequence[Callback], changed: Sequence[set[str]]) -> None:
+        self._changed, self._named = [*zip(own, changed, strict=True)], set[str]()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse(callback_problems(map(type, trainer.callbacks)))  # type: ignore[attr-defined]
@@ -79,10 +80,9 @@ class OwnState(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         ranks, states = checkpoint["own_state"], checkpoint["callbacks"]
         packed = BytesIO(ranks[trainer.global_rank % len(ranks)])  # there may be more ranks than before
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            state, kind = states.get(callback.state_key, {}), type(callback).__name__
-            own = {name: value for name, value in vars(callback).items() if f"{kind}.{name}" in self._changed}
-            state |= {name: own[name] for name in own.keys() & state.keys()}
+        for callback, arguments in self._changed:
+            if isinstance(state := states.get(callback.state_key), dict):
+                state |= {name: vars(callback)[name] for name in arguments & vars(callback).keys() & state.keys()}
         for part in _parts(trainer).values():
             for name in ("on_fit_start", "on_train_start") if isinstance(part, Callback | LightningModule) else ():
                 setattr(part, name, _without_effect(getattr(part, name), trainer))

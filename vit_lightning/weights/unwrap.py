@@ -54,7 +54,8 @@ class _Candidate(NamedTuple):
         shapes = {(name, value.shape) for name, value in self.tensors.items()}
         students = (one for one in found if self.has(_TEACHER) and one.has(_STUDENT))
         averaged = any(shapes <= {(name, value.shape) for name, value in one.tensors.items()} for one in students)
-        distilled = any("distill" in name for name in self.beside)  # as in vit-pytorch's wrapper
+        wrapper = re.split(r"[^.]*teacher", self.place)[0] + "distill"  # as vit-pytorch's, with a token and a head
+        distilled = any(name.startswith(wrapper) and "loss" not in name for name in self.beside)
         last = self.has(_BESIDE) or (self.has(_TEACHER) and (distilled or not averaged))
         return last, not (averaged or self.has(_AVERAGED)), self.has(_STUDENT)
 
@@ -93,8 +94,7 @@ def _chosen(contents: Any) -> tuple[_Candidate, list[str]]:
     if not found:
         first = ", ".join(str(name)[:50] for name in list(contents)[:3]) or "nothing"
         raise UserError(f"it holds no weights (it has {first}): of a whole network save its state_dict()")
-    orders = {one.place: (one.order(found), -one.known) for one in found}
-    found.sort(key=lambda one: orders[one.place])  # and else as in the file
+    found = sorted(found, key=lambda one: (one.order(found), -one.known))  # and else as in the file
     chosen, notes = found[0], list[str]()
     others = [one.place for one in found[1:] if not any(one.place.startswith(two.place) for two in found if two != one)]
     if others:
