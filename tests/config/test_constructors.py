@@ -47,6 +47,14 @@ def test_a_model_of_timm_trains_and_is_tested_and_its_config_repeats_it(images):
     assert state["network.pos_embed"].shape == (1, 5, 32)
 
 
+def test_a_method_of_a_class_makes_a_network(in_folder):
+    text = "from torch import nn\nclass Line(nn.Linear):\n    @classmethod\n    def of_pixels(cls, count: int):\n"
+    Path("by_method.py").write_text(f"{text}        return nn.Sequential(nn.Flatten(), cls(count, 10))\n")
+    experiment = resolve(["--config=digits", "--model=by_method.Line.of_pixels", "--model.count=64"])
+    assert experiment.config["model"] == {"class_path": "by_method.Line.of_pixels", "init_args": {"count": 64}}
+    assert type(experiment.make_network()[1]).__name__ == "Line"
+
+
 def test_a_function_that_stands_where_a_word_may_is_a_default():
     encoder = "--model.encoder_layer={class_path: torch.nn.TransformerEncoderLayer, d_model: 8, nhead: 2}"
     found = problems("--model=torch.nn.TransformerEncoder", encoder, "--model.num_layers=2")

@@ -432,8 +432,10 @@ TOGETHER = {
         "optimizer.layer_decay=0.7 needs a ViT: ResNet does not say"
     ),
     "fit images.yaml --data.root=good --model=torchvision.models.googlenet --data.image_size=32": (
-        "model: GoogLeNet gives GoogLeNetOutputs where logits are expected (with aux_logits: false?)"
+        "model: GoogLeNet gives GoogLeNetOutputs where logits alone are expected (aux_logits: false, or a class of your"
     ),
+    "fit digits.yaml --model=odd.Auxiliary": "model: Auxiliary gives (Tensor, Tensor) where logits alone are expected",
+    "fit digits.yaml --model=odd.Auxiliary --model.late=true": "model: Auxiliary gives (Tensor, NoneType) where",
     "fit images.yaml --data.root=good --model=torchvision.models.inception_v3": (
         "model: Inception3 does not take the images of the data, 3x8x8"
     ),
@@ -472,6 +474,13 @@ class Wider(nn.Module):
 class Half(nn.Linear):
     def __init__(self, emb_size, num_heads=1):
         super().__init__(emb_size, emb_size // 2)
+class Auxiliary(nn.Linear):
+    def __init__(self, late=False):
+        super().__init__(64, 10)
+        self.late = late
+    def forward(self, images):
+        logits = super().forward(images.flatten(1))
+        return (logits, logits) if not self.late else logits if self.training else (logits, None)
 """
 FOREIGN = """import pytorch_lightning as pl
 class Module(pl.LightningModule): ...

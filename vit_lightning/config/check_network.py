@@ -21,6 +21,7 @@ from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near
 from vit_lightning.models.blocks import Branch
+from vit_lightning.models.heads import heads_of
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import network_weights
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
@@ -137,7 +138,7 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
         return [f"model: {type(network).__name__} has no parameters to train"]
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            given = network.train()(torch.empty(2, *shape))
+            given = [network.train(training)(torch.empty(2, *shape)) for training in (False, True)]
     except Exception as fault:  # whatever the layers of others raise
         if needs_numbers(fault):  # only training shows whether it works
             return []
@@ -152,11 +153,11 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
         return [f"model: {type(network).__name__} does not take the images of the data, {text}: {reason}"]
     finally:
         empty_caches()
-    heads = given if type(given) is tuple else (given,)
-    if not all(isinstance(logits, Tensor) for logits in heads):
-        what = f"{type(given).__name__} where logits are expected (with aux_logits: false?)"
-        return [f"model: {type(network).__name__} gives {what}"]
-    wrong = [tuple(logits.shape) for logits in heads if tuple(logits.shape) != (2, classes)]
+    try:
+        shapes = [tuple(logits.shape) for one in given for logits in heads_of(network, one)]
+    except UserError as error:
+        return [f"model: {error}"]
+    wrong = [shape for shape in shapes if shape != (2, classes)]
     if wrong:
         return [f"model: {type(network).__name__} gives {wrong[0]} for 2 images of {classes} classes (num_classes?)"]
     return []

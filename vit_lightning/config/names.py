@@ -70,8 +70,8 @@ def find_class(name: str) -> Any:
         raise UserError(problem)
     try:
         return getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return None
+    except ImportError:  # it may be a method of a class
+        return getattr(class_of(module), attribute, None)
 
 
 def class_of(name: Any, home: str = "") -> type:

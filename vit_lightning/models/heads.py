@@ -6,6 +6,7 @@ Shape letters: b images, p tokens before the patches, n patches, e emb_size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange, repeat
@@ -215,6 +216,22 @@ class DistilledHead(nn.Module):
 
 
 POOLS: dict[str, Pool] = {"cls": ClassTokenPool, "mean": MeanPool}
+
+
+def heads_of(network: nn.Module, given: Any) -> tuple[Tensor, ...]:
+    """Returns the logits that a network gives, of both heads where it learns from a teacher by one (as timm's).
+
+    Raises:
+        UserError: it gives something else, as logits of an auxiliary head or hidden features beside them.
+    """
+    parts = network.named_modules() if type(given) is tuple else ()
+    is_distilled = any(isinstance(part, DistilledHead) or name.endswith("head_dist") for name, part in parts)
+    heads: tuple[Tensor, ...] = given if is_distilled else (given,)
+    if all(isinstance(logits, Tensor) for logits in heads):
+        return heads
+    what = f"({', '.join(type(one).__name__ for one in given)})" if type(given) is tuple else type(given).__name__
+    way_out = "aux_logits: false, or a class of your own around it returns them"
+    raise UserError(f"{type(network).__name__} gives {what} where logits alone are expected ({way_out})")
 
 
 def find_head(network: nn.Module) -> dict[str, nn.Module]:

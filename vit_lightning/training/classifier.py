@@ -20,6 +20,7 @@ import vit_lightning
 from vit_lightning.data.batches import as_batch, in_words
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS, MetricFacts, Stage, make_metrics, with_own
+from vit_lightning.models.heads import heads_of
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
 from vit_lightning.training.lightning_detours import is_attached, log_again
@@ -173,10 +174,9 @@ class ViTClassifier(ConfiguredOptimizer):
     def step(self, batch: Any, stage: Stage) -> StepOutput:
         """Computes loss and logits of a batch."""
         images, labels = batch[0], batch[1]
-        output = self(images)
-        heads = output if isinstance(output, tuple) else (output,)
+        given = heads_of(self.network, self(images))
         # half precision would round the targets of mixed images as well
-        heads = tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in heads)
+        heads = tuple(logits.to(torch.promote_types(logits.dtype, torch.float32)) for logits in given)
         mixed = getattr(batch, "targets", None)  # class probabilities of mixed images (b, num_classes)
         targets = labels if mixed is None else mixed.to(heads[0].dtype)
         logits = heads[0] if len(heads) == 1 else torch.stack(heads).mean(dim=0)
