@@ -18,7 +18,6 @@ from tensors import write_images
 from vit_lightning.ablation.plan import read_plan
 from vit_lightning.cli import COMMANDS, main
 from vit_lightning.config.resolve import resolve
-from vit_lightning.metric_facts import LOGGED
 
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", ".github/CONTRIBUTING.md")),
@@ -254,14 +253,6 @@ def test_the_site_builds_strictly_and_asks_nothing_of_other_servers(tmp_path):
     index = (tmp_path / "site/search/search_index.js").read_text()
     assert "optimizer.layer_decay" in index
     assert "compare.smallest_effect" in index  # a field of a group of a plan
-
-
-def test_the_page_of_what_is_logged_is_the_table_by_which_charts_are_named():
-    lines = []
-    for when, numbers in LOGGED.items():
-        lines += ["", f"{when}:", "", *(f"- `{name}`: {logged.what}" for name, logged in numbers.items())]
-    text = (REPOSITORY / "notebooks/logged.md").read_text(encoding="utf-8")
-    assert re.search(r"<!-- logged -->\n(.*)\n\n<!-- end -->", text, re.DOTALL)[1].splitlines() == lines
 
 
 README = (REPOSITORY / "README.md").read_text()

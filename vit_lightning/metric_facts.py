@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -112,50 +112,6 @@ METRICS = {
 }
 STEP_METRICS = ("train/loss_step", "lr")
 """Logged at single steps, not over an epoch."""
-
-
-class Logged(NamedTuple):
-    """Number that is logged: what it is, with its unit, and the section of W&B's workspaces with its curve, if any."""
-
-    what: str
-    section: str = ""
-
-
-LOGGED = {
-    "Every `trainer.log_every_n_steps` steps": {
-        "train/loss_step": Logged("loss (nats) of one batch of the first rank", "Optimization"),
-        "lr": Logged("learning rate of the first group of parameters", "Optimization"),
-        "optim/grad_norm": Logged("L2 norm of the step's gradients before clipping", "Optimization"),
-        "speed/images_per_second": Logged(
-            "images a second of all ranks since the last row, without validation", "Speed"
-        ),
-        "speed/step_seconds": Logged("seconds of a step since the last row, with loading", "Speed"),
-        "speed/mfu": Logged(
-            "model FLOPs utilization (0 to 1) on known GPUs: 3 forward passes a step over the precision's peak FLOPs",
-            "Speed",
-        ),
-    },
-    "Every epoch, the mean over the training images of all ranks, as seen while training": {
-        "train/loss": Logged("loss (nats) that is minimized, with mixing and smoothing", "Quality"),
-        "train/acc": Logged("accuracy (0 to 1); a mixed image counts with its larger part"),
-    },
-    "Every validation, the mean over its images, each once across ranks, with the averaged weights of an `ema`": {
-        "val/loss": Logged("cross entropy (nats), or MAE's squared error", "Quality"),
-        "val/acc": Logged("accuracy (0 to 1)", "Quality"),
-        "val/acc5": Logged("top-5 accuracy, from 6 classes on"),
-        "val_class/NAME": Logged("accuracy of a class, where pictures are drawn"),
-        "val/knn_acc": Logged("accuracy of nearest neighbours, by `KNNProbe`"),
-        "val/linear_acc": Logged("accuracy of a linear classifier, by `LinearProbe`"),
-        "val/linear_lr": Logged("its learning rate, the best on these images"),
-    },
-    "Once, with the best checkpoint, over the test images; `test/NAME/acc` over those of `data.also_test`": {
-        "test/loss": Logged("cross entropy (nats)"),
-        "test/acc": Logged("accuracy (0 to 1)"),
-        "test/acc5": Logged("top-5 accuracy, from 6 classes on"),
-        "test/ece": Logged("expected calibration error (0 to 1), 15 bins"),
-    },
-}
-"""What is logged, by when and over what, beside metrics of a config or a module: the guide's page "What is logged"."""
 
 
 def with_own(metrics: Mapping[str, Metric], table: Mapping[str, MetricFacts] = METRICS) -> dict[str, MetricFacts]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from runs import SMALL, killed_after, logged_rows
+from runs import REPOSITORY, SMALL, killed_after, logged_rows
 from torch import nn
 
 from vit_lightning import UserError
@@ -23,7 +24,7 @@ from vit_lightning.commands.module import compile_chosen
 from vit_lightning.commands.resume import note_changes, read_run, refuse_changes
 from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.resolve import resolve
-from vit_lightning.metric_facts import LOGGED
+from vit_lightning.report.dashboard import SECTIONS
 from vit_lightning.storage.checkpoint_files import read_checkpoint, seal
 from vit_lightning.storage.folder import new_folder
 from vit_lightning.storage.metrics import read_metrics, read_results
@@ -83,8 +84,10 @@ def test_metrics_hold_steps_epochs_and_test(averaged):
     assert all("lr" in row for row in rows if "train/loss_step" in row)
     assert [row["epoch"] for row in rows if "val/acc" in row] == [0, 1]
     assert [row["test/acc"] for row in rows if "test/acc" in row] == [results["test/acc"]]
-    listed = {name for numbers in LOGGED.values() for name in numbers}
-    assert {name for row in rows for name in row} - {"step", "epoch", "time"} <= listed
+    listed = re.findall(r"- `([\w/]+)`: ", (REPOSITORY / "notebooks/logged.md").read_text())
+    assert {name for row in rows for name in row} - {"step", "epoch", "time"} <= {*listed}
+    curves = {name for names in SECTIONS.values() for name in names}
+    assert curves <= {*listed}, "W&B's workspaces draw what is logged"
 
 
 def test_a_run_can_be_repeated_from_its_config_and_another_seed_is_another_run(results):

@@ -10,7 +10,6 @@ from typing import Any
 
 from vit_lightning.config.files import Config, by_key, differing_options
 from vit_lightning.errors import UserError, first_line
-from vit_lightning.metric_facts import LOGGED
 from vit_lightning.report.configs import config_of_run
 from vit_lightning.report.report import Report
 from vit_lightning.report.study import TUNING
@@ -21,8 +20,9 @@ from vit_lightning.storage.wandb_logger import STEP, project_of
 from vit_lightning.storage.wandb_sources import has_key
 
 SECTIONS = {
-    title: [name for numbers in LOGGED.values() for name, logged in numbers.items() if logged.section == title]
-    for title in ("Quality", "Optimization", "Speed")
+    "Quality": ("train/loss", "val/loss", "val/acc"),
+    "Optimization": ("train/loss_step", "lr", "optim/grad_norm"),
+    "Speed": ("speed/images_per_second", "speed/step_seconds", "speed/mfu"),
 }
 """Metrics of the curves of each section; those that no run has are left out."""
 PICTURES = ("images/validation", "images/confusion", "curves", "confusion", "test_images", "worst_errors")
