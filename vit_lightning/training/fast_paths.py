@@ -331,10 +331,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
     if _are_open(queries) and queries.ndim == 4:
         dtype, inference = product_dtype(queries), not torch.is_grad_enabled()
         products = choose_attention(queries.device.type, dtype, *keys.shape[2:], inference=inference)
-        if products is not None and inference:
-            return _attend(queries, keys, values, scale, products)[0]
         if products is not None:
-            return _Attention.apply(queries, keys, values, scale, products)  # type: ignore[no-any-return]
+            return _attend(queries, keys, values, scale, products)
     return None
 
 
@@ -405,43 +403,16 @@ def _sum_rows(rows: Tensor) -> Tensor:
     return torch.mm(rows.new_ones(1, len(rows)), rows)[0]
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Returns the outputs of attention, and queries, keys, values and weights, (b h, n, d) and (b h, n, n)."""
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+    """Returns the outputs of attention by products of (b h, n, d), which keep all weights, (b h, n, n)."""
     b, h, n, _ = queries.shape
     with torch.autocast("cpu", enabled=False):
         q, k, v = (_batch(heads, dtype) for heads in (queries, keys, values))
-        scores = q.new_empty(b * h, n, k.shape[1]).baddbmm_(q, k.mT, beta=0, alpha=scale)
-        weights = scores.softmax(dim=-1)
-        out = torch.bmm(weights, v).view(b, h, n, v.shape[2])
+        scores = torch.baddbmm(q.new_empty(()), q, k.mT, beta=0, alpha=scale)
+        out = torch.bmm(scores.softmax(dim=-1), v).view(b, h, n, v.shape[2])
     # in memory as (b, n, h, d): the heads are joined without a further copy
     joined = torch.empty(b, n, h, v.shape[2], dtype=product_dtype(values))
-    return joined.copy_(out.transpose(1, 2)).transpose(1, 2), q, k, v, weights
-
-
-class _Attention(torch.autograd.Function):
-    """softmax(scale q k^T) v by batched products, which keep the weights for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-        out, *kept = _attend(queries, keys, values, scale, dtype)
-        ctx.save_for_backward(*kept)
-        ctx.scale, ctx.types = scale, (queries.dtype, keys.dtype, values.dtype)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
-        q, k, v, weights = ctx.saved_tensors
-        b, h = grad_out.shape[:2]
-        with torch.autocast("cpu", enabled=False):
-            grad_rows = _batch(grad_out, q.dtype)
-            grad_v = torch.bmm(weights.mT, grad_rows)
-            grad_weights = torch.bmm(grad_rows, v.mT)
-            grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, q.dtype)
-            grad_q = torch.empty_like(q).baddbmm_(grad_scores, k, beta=0, alpha=ctx.scale)
-            grad_k = torch.empty_like(k).baddbmm_(grad_scores.mT, q, beta=0, alpha=ctx.scale)
-        grads = zip((grad_q, grad_k, grad_v), ctx.types, strict=True)
-        return *(grad.view(b, h, *grad.shape[1:]).to(dtype) for grad, dtype in grads), None, None
+    return joined.copy_(out.transpose(1, 2)).transpose(1, 2)
 
 
 def _batch(heads: Tensor, dtype: torch.dtype) -> Tensor:
