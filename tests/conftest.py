@@ -1,5 +1,6 @@
 import atexit
 import gc
+import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from wandb_stub import StubServer
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the models are small
 os.environ["WANDB_MODE"] = "disabled"  # but where W&B is what is tested
 gc.disable()  # else imports are a tenth slower
+logging.getLogger().addHandler(logging.NullHandler())  # what libraries log is printed by none, with pytest's plugin out
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,18 +33,25 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # libraries in C++ complain at the end of what is left
 
 
+OF_ALL_TESTS: dict[str, object] = {}
+"""Modules that are no test's own; to look at all of the seven thousand again took a minute of the suite."""
+
+
 @pytest.fixture(autouse=True)
 def own_files_are_forgotten(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Lets tests have files of their own by the same names: a process has one version of a file."""
     yield
     if own_files := sys.modules.get("vit_lightning.config.own_files"):
-        own_files.use_files()
+        if own_files.folders_in_use():
+            own_files.use_files()
         folder = str(tmp_path_factory.getbasetemp())
-        spaces = {name: getattr(module, "__dict__", {}) for name, module in sys.modules.items()}
-        for name, space in spaces.items():
+        for name, module in [item for item in sys.modules.items() if OF_ALL_TESTS.get(item[0]) is not item[1]]:
+            space = getattr(module, "__dict__", {})
             if folder in f"{space.get('__file__')} {space.get('__path__')!r}":
                 del sys.modules[name]
                 own_files._imported.pop(name, None)
+            else:
+                OF_ALL_TESTS[name] = module
 
 
 @pytest.fixture(scope="session", autouse=True)
