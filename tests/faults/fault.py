@@ -43,7 +43,7 @@ class Fault(Callback):
 
     def setup(self, trainer, pl_module, stage):
         self.trainer, self.module, self.folder = trainer, pl_module, Path(trainer.default_root_dir)
-        replace, flush = checkpoint_io.os.replace, checkpoint_io._flush_folder
+        replace = checkpoint_io.os.replace
         if stage == "fit" and any(point.endswith(("_write", "_done")) for _, _, point in self.faults):
 
             def replace_after(source, target):
@@ -51,12 +51,9 @@ class Fault(Callback):
                 if Path(target).name == "best.ckpt":
                     self.at("best_write", self.saved)
                 replace(source, target)
-                self.replaced = Path(target).name
-
-            def flush_after(folder):
-                flush(folder)
-                self.at("ckpt_done", self.saved)
-                if self.replaced == "best.ckpt":
+                if Path(target).name != "previous.ckpt":
+                    self.at("ckpt_done", self.saved)
+                if Path(target).name == "best.ckpt":
                     self.at("best_done", self.saved)
 
             plugin = trainer.strategy.checkpoint_io
@@ -69,7 +66,6 @@ class Fault(Callback):
 
             plugin.finish = finish_after
             checkpoint_io.os = type("os", (), {**vars(os), "replace": staticmethod(replace_after)})
-            checkpoint_io._flush_folder = flush_after
         witness = Path(f"witness{trainer.global_rank}.jsonl")
         if stage == "fit" and witness.exists():
             os.truncate(witness, witness.read_bytes().rfind(b"\n") + 1)  # a kill may leave part of a line

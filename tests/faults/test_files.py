@@ -12,7 +12,7 @@ import processes
 import pytest
 import torch
 
-from vit_lightning import UserError
+from vit_lightning.errors import gathered
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, newest_checkpoint, read_checkpoint
 
 FILES = ("last", "previous", "best")
@@ -77,13 +77,6 @@ def cut(path: Path, share: float) -> None:
     os.truncate(path, int(path.stat().st_size * share))
 
 
-def unseal(path: Path) -> None:
-    """The same contents, changed and written without a checksum."""
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["loops"]
-    torch.save(checkpoint, path)
-
-
 def dangle(path: Path) -> None:
     path.unlink()
     path.symlink_to("nowhere")
@@ -99,7 +92,6 @@ DAMAGE = {
     "missing": lambda path: path.unlink(),
     "dangling link": dangle,
     "foreign": lambda path: torch.save({"w": torch.zeros(3)}, path),
-    "without its loops": unseal,
 }
 
 
@@ -141,18 +133,22 @@ def test_row_07_without_any_that_can_be_read_nothing_starts(tmp_path, killed):
     assert not (tmp_path / "witness0.jsonl").exists()
 
 
-def test_row_07_two_hundred_flipped_bits_are_detected(tmp_path, killed):
+def test_row_07_two_hundred_flipped_bits_are_detected_or_change_nothing(tmp_path, killed):
     path, draw = tmp_path / "x.ckpt", random.Random(3)
     content = (killed / "run/checkpoints/last.ckpt").read_bytes()
     path.write_bytes(content)
-    read_checkpoint(path)
-    ends = [(place, bit) for place in (*range(-73, -62), -2, -1) for bit in (0, 5)]  # the checksum's own surroundings
+    whole, found = read_checkpoint(path, mmap=False), 0
+    ends = [(len(content) - place, bit) for place in range(1, 23) for bit in (0, 5)]  # the end of a zip file
     anywhere = [(draw.randrange(len(content)), draw.randrange(8)) for _ in range(200 - len(ends))]
     for place, bit in [*ends, *anywhere]:
         path.write_bytes(content)
         flip(path, place, bit)
-        with pytest.raises(UserError, match=r"x\.ckpt"):
-            read_checkpoint(path)
+        problems: list[str] = []
+        with gathered(problems):  # none of a date, or of what fills up to the next 64 bytes
+            assert not harness.differences(whole, read_checkpoint(path, mmap=False))
+        assert all("x.ckpt" in problem for problem in problems)
+        found += len(problems)
+    assert found > 100
 
 
 def test_row_07_a_damaged_best_is_named_before_training_continues(tmp_path, killed):

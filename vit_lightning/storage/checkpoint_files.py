@@ -1,28 +1,25 @@
-"""Checkpoint files: complete or absent, with a checksum, and read as data alone.
+"""Checkpoint files: complete or absent, checked when they are read, and read as data alone.
 
-A checkpoint is the zip file of ``torch.save``. Its comment holds the SHA-256 of everything before the comment, so that
-a file carries its own checksum wherever it is copied, and any zip reader still opens it.
+A checkpoint is the zip file of ``torch.save``, which has a checksum (CRC-32) of each of its records.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from vit_lightning.errors import CannotResume, UserError, first_line, gathered, named
@@ -39,8 +36,6 @@ _UNREADABLE = (
     "a checkpoint of this run could not be loaded again, since it holds more than tensors and plain data "
     "(state of a callback?)"
 )
-_TAG = b"sha256="
-_COMMENT = len(_TAG) + 64
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -113,9 +108,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             contents = pack()
             target.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("w+b") as file:
+            with part.open("wb") as file:
                 file.write(contents.getbuffer())
-                seal(file)
                 file.flush()
                 os.fsync(file.fileno())
             if len(self._read_back) < 2 and target.name not in self._read_back:  # the trial, and the first with moments
@@ -125,7 +119,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if target.name == LAST.name and target.is_file():
                 os.replace(target, target.with_name(PREVIOUS.name))
             os.replace(part, target)
-            _flush_folder(target.parent)
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
@@ -168,24 +161,8 @@ def _packed_now(checkpoint: dict[str, Any]) -> Callable[[], BytesIO]:
 
 def _copied_by_gpu(checkpoint: dict[str, Any]) -> Callable[[], BytesIO]:
     """Returns a function that packs a checkpoint as it is now; the host does not wait for the copies of its tensors."""
-    storages: dict[int, Tensor] = {}
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            storage = value.untyped_storage()
-            if storage.data_ptr() not in storages:  # tensors that share memory share that of the copy
-                whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-                storages[storage.data_ptr()] = whole.to("cpu", non_blocking=True, copy=True)  # which is pinned
-            there = storages[storage.data_ptr()].untyped_storage()
-            tensor = torch.empty(0, dtype=value.dtype).set_(there, value.storage_offset(), value.shape, value.stride())
-            return tensor.requires_grad_(value.requires_grad)
-        if isinstance(value, dict):
-            entries = copy(value)  # with the versions that a state_dict has beside its entries
-            entries.update({key: copied(item) for key, item in value.items()})
-            return entries
-        return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
-
-    as_now, done = copied(checkpoint), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    as_now = apply_to_collection(checkpoint, Tensor, _copied)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
 
     def pack() -> BytesIO:
@@ -193,6 +170,11 @@ def _copied_by_gpu(checkpoint: dict[str, Any]) -> Callable[[], BytesIO]:
         return _packed(as_now)
 
     return pack
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Returns a copy on the host, of one on a GPU in pinned memory."""
+    return tensor.detach().to("cpu", non_blocking=True, copy=True)
 
 
 def _with_plain_numbers(value: Any) -> Any:
@@ -213,34 +195,6 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Flushes the names in a folder to the disk."""
-    with contextlib.suppress(OSError):  # some file systems cannot
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def seal(file: BinaryIO) -> None:
-    """Writes the checksum of a zip file into its comment; the file is open for reading and writing."""
-    size = file.seek(0, os.SEEK_END) - 2  # without a comment, its length is the last two bytes
-    digest = _digest(file, size)
-    file.seek(size)
-    file.write(struct.pack("<H", _COMMENT) + _TAG + digest.encode())
-
-
-def _digest(file: BinaryIO, size: int) -> str:
-    """Returns the SHA-256 of the first ``size`` bytes."""
-    sha = hashlib.sha256()
-    file.seek(0)
-    while size > 0 and (part := file.read(min(size, 1 << 20))):
-        sha.update(part)
-        size -= len(part)
-    return sha.hexdigest()
-
-
 def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     """Returns the contents of a checkpoint; reads tensors and plain data only, and loads no code.
 
@@ -251,7 +205,7 @@ def read_checkpoint(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     Raises:
         UserError: the file is missing, damaged, or holds more than tensors and plain data.
     """
-    return check_checkpoint(path, *read_archive(path, mmap=mmap))
+    return check_checkpoint(path, read_archive(path, mmap=mmap))
 
 
 class _Unread:
@@ -262,8 +216,8 @@ class _Unread:
     def __setstate__(self, state: Any) -> None: ...
 
 
-def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
-    """Returns the contents of any file of ``torch.save``, and whether it has our checksum, which is checked.
+def read_archive(path: Path, *, mmap: bool = True) -> Any:
+    """Returns the contents of any file of ``torch.save``, whose checksums are right.
 
     What others keep beside weights (paths, numbers of numpy, configs) may be of any class, and is not read. Arguments
     and errors are those of ``read_checkpoint``.
@@ -271,16 +225,15 @@ def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
     try:
         with path.open("rb") as file:
             is_old = file.read(1) == b"\x80"  # of torch before 1.6: no zip file
-        has_checksum = not is_old and _check_archive(path)
-        others = [] if is_old or has_checksum else torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        others = [] if is_old else _others_in(path)
         others = [name for name in others if not name.startswith(("builtins.", "io.", "_io."))]  # as who means harm
         unread: list[Any] = [(type(name, (_Unread,), {}), name) for name in others]
         with warnings.catch_warnings(), torch.serialization.safe_globals(unread):
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # it is read, or refused in our words
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and not is_old)
-        if isinstance(contents, _Unread):
+        if isinstance(contents, _Unread) or (others and _is_of_a_run(contents)):
             raise UnpicklingError
-        return contents, has_checksum
+        return contents
     except UserError:
         raise
     except UnpicklingError as fault:  # its own text advises to load it anyway
@@ -292,8 +245,13 @@ def read_archive(path: Path, *, mmap: bool = True) -> tuple[Any, bool]:
         ) from fault
 
 
-def check_checkpoint(path: Path, checkpoint: Any, has_checksum: bool) -> dict[str, Any]:
-    """Returns the contents of a file as a checkpoint; raises UserError if it is none, or lacks its checksum."""
+def _is_of_a_run(contents: Any) -> bool:
+    """Whether a file is a checkpoint of a run of ours, all of which is plain data."""
+    return isinstance(contents, dict) and {"config", "between_steps"} <= contents.keys()
+
+
+def check_checkpoint(path: Path, checkpoint: Any) -> dict[str, Any]:
+    """Returns the contents of a file as a checkpoint; raises UserError if it is none."""
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise UserError(f"{path} is no Lightning checkpoint: it has no state_dict")
     for name, value in checkpoint["state_dict"].items():  # metrics have lists of tensors
@@ -302,31 +260,23 @@ def check_checkpoint(path: Path, checkpoint: Any, has_checksum: bool) -> dict[st
             raise UserError(f"{path} is damaged: it has {name} as {_shape(value)}")
     if not isinstance(checkpoint.get("test_view"), dict | None):
         raise UserError(f"{path} is no checkpoint of ours: its test_view is no mapping")
-    if not has_checksum and {"config", "between_steps"} <= checkpoint.keys():
-        raise UserError(f"{path} is damaged: it has no checksum")
     return checkpoint
 
 
-def _check_archive(path: Path) -> bool:
-    """Returns whether a zip file of ``torch.save`` has a checksum.
+def _others_in(path: Path) -> list[str]:
+    """Returns the classes in a zip file of ``torch.save`` that are neither tensors nor plain data.
 
     Raises:
-        UserError: it is no zip file, is compressed, or its checksum is wrong.
+        UserError: it is no zip file, is compressed, or one of its checksums is wrong.
     """
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} cannot be read as a checkpoint: it is no zip file of torch.save, or was cut short")
     with zipfile.ZipFile(path) as archive:  # else what is compressed is mapped as numbers
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             raise UserError(f"{path} cannot be read as a checkpoint: it is compressed (TorchScript: save state_dict())")
-    with path.open("rb") as file:
-        size = max(0, file.seek(0, os.SEEK_END) - 2 - _COMMENT)
-        file.seek(size)
-        tail = file.read()  # read here, since zipfile takes a comment whose length is wrong
-        if not tail.startswith(struct.pack("<H", _COMMENT) + _TAG):
-            return False
-        if _digest(file, size) != tail[2 + len(_TAG) :].decode(errors="replace"):
-            raise UserError(f"{path} is damaged: its checksum is not that of its contents")
-    return True
+        if damaged := archive.testzip():
+            raise UserError(f"{path} is damaged: the checksum of its {damaged} is not that of its contents")
+    return torch.serialization.get_unsafe_globals_in_checkpoint(path)
 
 
 class Restored(NamedTuple):

@@ -116,9 +116,9 @@ def _read(place: str, key: str) -> WeightsFile:
     if not path.is_dir() or any((path / name).is_file() for name in (BEST, LAST)):
         path = find_checkpoint(place, key)
     file = _file_in(path) if path.is_dir() else path
-    contents, sealed = _contents(file)
+    contents = _contents(file)
     if is_ours(contents):
-        checkpoint = check_checkpoint(file, contents, sealed)
+        checkpoint = check_checkpoint(file, contents)
         tensors, config = network_state(checkpoint), checkpoint["config"]
         return WeightsFile(place, path, tensors, config, checkpoint, checkpoint.get("test_view"))
     tensors, notes = unwrapped(contents)
@@ -185,10 +185,10 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         raise UserError(f"{path} is no JSON of an object ({first_line(fault)})") from fault
 
 
-def _contents(file: Path) -> tuple[Any, bool]:
-    """Returns what a file of weights holds, and whether it has our checksum."""
+def _contents(file: Path) -> Any:
+    """Returns what a file of weights holds."""
     if file.name.endswith(".index.json"):
-        return _read_shards(file), False
+        return _read_shards(file)
     try:
         with file.open("rb") as opened:
             head = opened.read(9)
@@ -196,11 +196,11 @@ def _contents(file: Path) -> tuple[Any, bool]:
             from safetensors.torch import load_file
 
             with reading(file):
-                return load_file(file), False
+                return load_file(file)
     except OSError as fault:
         raise UserError(f"{file} cannot be read: {first_line(fault)}") from fault
     if head.startswith(b"PK\x03\x04") and file.suffix == ".npz":
-        return _read_npz(file), False
+        return _read_npz(file)
     if not head.startswith((b"PK\x03\x04", b"\x80")):
         raise UserError(f"{file} holds no weights: it is no file of torch.save, safetensors or numpy (.npz)")
     with torch.serialization.safe_globals([argparse.Namespace]):  # which timm's checkpoints hold
@@ -217,7 +217,7 @@ def _read_shards(index: Path) -> dict[str, Any]:
         shard = index.with_name(name) if Path(name).name == name and not name.endswith(".json") else None
         if shard is None or not shard.is_file():
             raise UserError(f"{index} names {name}, which is no file beside it")
-        contents = _contents(shard)[0]
+        contents = _contents(shard)
         tensors |= contents if isinstance(contents, dict) else {}
     if missing := [name for name in placed if name not in tensors]:
         raise UserError(f"{index}: {missing[0]} is not in {placed[missing[0]]}")
