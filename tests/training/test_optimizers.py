@@ -12,7 +12,7 @@ from torchvision.models import convnext_tiny, resnet18, swin_t, vit_b_16
 
 from vit_lightning import OptimizerConfig, UserError, ViT, from_reference, to_reference
 from vit_lightning.training.optim import muon_matrices, optimizer_and_schedule, parameter_groups
-from vit_lightning.training.optimizers import BatchedMuon, MuonWithAdamW
+from vit_lightning.training.optimizers import BatchedMuon, FusedAdamW, MuonWithAdamW
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -103,6 +103,26 @@ def test_an_optimizer_continues_from_its_state(name):
     second.load_state_dict(state)
     train(stopped, second, steps=5, first=3)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), stopped.parameters(), strict=True))
+
+
+def test_adamw_makes_its_lists_again_for_other_weights_and_another_state():
+    weights = [[nn.Parameter(torch.ones(*shape)) for shape in ((4,), (2, 3), (2,))] for _ in range(2)]
+    settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
+    optimizers = FusedAdamW(weights[0], **settings), torch.optim.AdamW(weights[1], **settings, fused=True)
+    states: list = []
+    for step in range(8):
+        if step == 6:
+            for optimizer, state in zip(optimizers, states, strict=True):
+                optimizer.load_state_dict(state)
+        for some, optimizer in zip(weights, optimizers, strict=True):
+            for number, weight in enumerate(some):
+                weight.grad = None if number == step - 3 else torch.full_like(weight, step - 2.5)
+            optimizer.step()
+        if step == 5:
+            optimizers = tuple(map(copy.copy, optimizers))
+        if step == 2:
+            states = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+        assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True)), step
 
 
 def test_muon_takes_the_matrices_of_the_encoder():

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vit_lightning.errors import UserError, first_line, with_place
 from vit_lightning.limits import problems_of, refuse
-from vit_lightning.training.optimizers import Lamb, Lion, MuonWithAdamW, OwnSchedule, Schedule, lr_factor
+from vit_lightning.training.optimizers import FusedAdamW, Lamb, Lion, MuonWithAdamW, OwnSchedule, Schedule, lr_factor
 
 _OPTIMIZERS = {
     "betas": ("adamw", "adam", "lamb", "lion", "muon"),
@@ -407,7 +407,7 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
     momentum = usual.get(config.name, 0.0) if momentum is None else momentum
     adam: dict[str, Any] = {"lr": lr, "betas": betas, "eps": config.eps}
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
-        "adamw": lambda: torch.optim.AdamW(groups, **adam, fused=fused or None),
+        "adamw": lambda: FusedAdamW(groups, **adam) if fused else torch.optim.AdamW(groups, **adam),
         "adam": lambda: torch.optim.Adam(groups, **adam, fused=fused),
         "sgd": lambda: torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused),
         "lamb": lambda: Lamb(groups, **adam),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,38 @@ class _Foreach(Optimizer):
             if weights := [weight for weight in group["params"] if weight.grad is not None]:
                 self.update(group, weights, [weight.grad for weight in weights])
         return loss
+
+
+class FusedAdamW(_Foreach, torch.optim.AdamW):
+    """torch's fused AdamW for weights of one type and device, which makes its lists of tensors once.
+
+    torch makes them in each step: for 100 weights that takes the host twice as long as calling the kernels.
+
+    Args:
+        groups: parameter groups.
+        lr: learning rate.
+        betas: decay rates of the two moments.
+        eps: epsilon.
+    """
+
+    def __init__(self, groups: list[Group], *, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
+
+    def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        lists: dict[int, tuple[list[Tensor], ...]] = vars(self).setdefault("_lists", {})  # which a copy lacks
+        known, means, squares, counts = lists.get(id(weights[0]), ([], [], [], []))
+        is_whole = len(known) == len(weights) and all(map(operator.is_, known, weights))
+        if not is_whole or self.state[weights[0]].get("exp_avg") is not means[0]:  # a checkpoint has replaced it
+            known, means, squares, counts = [], [], [], []
+            self._init_group(group, known, [], means, squares, [], counts)  # type: ignore[no-untyped-call]
+            lists[id(weights[0])] = known, means, squares, counts
+        torch._foreach_add_(counts, 1)
+        torch._fused_adamw_(
+            *(weights, gradients, means, squares, [], counts),
+            **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")},
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+        )
 
 
 class Lamb(_Foreach):
@@ -190,7 +223,8 @@ class MuonWithAdamW(Optimizer):
         if halves[0]:
             self._halves.append(BatchedMuon(halves[0], lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
         if halves[1]:
-            self._halves.append(torch.optim.AdamW(halves[1], lr=lr, betas=betas, eps=eps, fused=fused or None))
+            adamw = FusedAdamW if fused else torch.optim.AdamW
+            self._halves.append(adamw(halves[1], lr=lr, betas=betas, eps=eps))
         super().__init__([group for half in self._halves for group in half.param_groups], {"lr": lr})
 
     @torch.no_grad()
