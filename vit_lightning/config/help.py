@@ -55,7 +55,7 @@ USED = {
 
 OF_TRAINER = {
     "precision": """auto takes bf16-mixed where the hardware multiplies bfloat16 fast (GPUs from Ampere on, CPUs with
-    AMX, of AMD with AVX512-BF16, of ARM with BF16), else 32-true; a resumed run keeps the precision it began with. With
+    AMX, of AMD with AVX512-BF16), else 32-true; a resumed run keeps the precision it began with. With
     bf16-mixed and 16-mixed weights are in float32, but products are not, nor the tokens between blocks without
     float32_residual of a ViT; with bf16-true nothing is.""",
     "deterministic": """On a GPU a resumed run ends in the same bits only with true, which costs speed: the fastest

@@ -83,29 +83,14 @@ def auto_precision(accelerator: Any = "auto") -> str:
 def has_fast_bfloat16(device_type: str) -> bool:
     """Whether products of bfloat16 matrices beat those of float32: on GPUs from Ampere on, and CPUs with instructions.
 
-    On a CPU these are AMX, AVX512-BF16 of AMD, or BF16 of ARM. An Intel CPU with AVX512-BF16 and without AMX was slower
-    in bfloat16: products of 2,048 square matrices ran at 164 GFLOP/s, and at 294 in float32 (2 threads).
+    On a CPU these are AMX, or AVX512-BF16 of AMD. An Intel CPU with AVX512-BF16 and without AMX was slower in bfloat16:
+    products of 2,048 square matrices ran at 164 GFLOP/s, and at 294 in float32 (2 threads).
     """
     if device_type == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if device_type != "cpu":
-        return False
-    try:
-        return is_fast_in_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    except OSError:
-        return False
-
-
-def is_fast_in_bfloat16(cpuinfo: str) -> bool:
-    """Whether a processor, as Linux describes it, is one of those of ``has_fast_bfloat16``."""
-    fields: dict[str, str] = {}
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip().lower(), value)
-    instructions = set(fields.get("flags", fields.get("features", "")).split())
-    if "avx512_bf16" in instructions and "GenuineIntel" not in fields.get("vendor_id", ""):
-        return True
-    return not {"amx_bf16", "bf16"}.isdisjoint(instructions)
+    if device_type != "cpu" or torch.cpu._is_amx_tile_supported():
+        return device_type == "cpu"
+    return torch.cpu._is_avx512_bf16_supported() and "GenuineIntel" not in Path("/proc/cpuinfo").read_text()
 
 
 def device_type(accelerator: Any) -> str:
