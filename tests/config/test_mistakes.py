@@ -235,6 +235,9 @@ KEYS = {
         "data.batch_size=abc must be an int",
     ],
     "fit digits.yaml --callback=1": "callback=1: there is no such option (did you mean trainer.callbacks?)",
+    "fit digits.yaml --metrics='[{class_path: Recall, average: none}]'": (
+        "Recall: it gives (10,) where one number is expected (average: macro gives their mean; classes.csv of a run has"
+    ),
     "fit digits.yaml --metrics=[F1]": "metrics.class_path=F1 is not there (did you mean F1Score?)",
     "fit digits.yaml --metrics='[{class_path: F1Score, averge: micro}]'": "did you mean metrics.average?",
     "fit --model=timm.create_model --model.model_name=vit_tiny --model.num_classes=10": (

@@ -537,6 +537,39 @@ def test_what_only_a_pre_training_needs_is_left_out(prefix, beside, tmp_path):
     assert identify(found, {"num_heads": 2}).family == "timm"
 
 
+MEAN, STD = torch.tensor([0.49, 0.48, 0.44]).view(1, 3, 1, 1), torch.tensor([0.24, 0.25, 0.26]).view(1, 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "names"), [("1.", ("0.mean", "0.std")), ("", ("mean", "std")), ("net.", ("norm.new_mean", "sigma"))]
+)
+def test_a_normaliser_of_images_beside_the_network_is_told_with_its_numbers(prefix, names, tmp_path):
+    weights = timm_network().state_dict()
+    beside = dict(zip(names, (MEAN, STD), strict=True))
+    torch.save({**beside, **{f"{prefix}{name}": value for name, value in weights.items()}}, tmp_path / "a.pth")
+    found = read_weights(tmp_path / "a.pth")
+    assert found.tensors.keys() == weights.keys()
+    numbers = f"{names[0]} [0.49, 0.48, 0.44], {names[1]} [0.24, 0.25, 0.26]"
+    assert [*found.notes] == [f"left out, since they are beside the network: {numbers}"]
+
+
+def test_a_network_of_no_family_keeps_its_mean_and_a_head_of_two_layers(tmp_path):
+    state = {"mean": MEAN, "body.weight": torch.ones(4, 4), "head.0.weight": MEAN, "head.2.weight": STD}
+    torch.save({**state, "loss_fn.weight": STD}, tmp_path / "a.pth")
+    assert read_weights(tmp_path / "a.pth").tensors.keys() == state.keys()
+
+
+def test_of_a_backbone_with_a_classifier_of_two_layers_the_backbone_is_read(tmp_path):
+    network = timm.create_model("vit_small_patch14_dinov2", **SMALL, num_classes=0)
+    state = {f"transformer.{name}": value for name, value in network.state_dict().items()}
+    head = {f"classifier.{layer}.{kind}": torch.ones(32) for layer in (0, 2) for kind in ("weight", "bias")}
+    torch.save({**state, **head}, tmp_path / "a.pth")
+    found = load(tmp_path / "a.pth", config={"num_attention_heads": 2})
+    batch = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(found.network(batch), network(batch), rtol=0, atol=1e-5)
+    assert "beside the network: classifier.0.weight, classifier.0.bias" in read_weights(tmp_path / "a.pth").notes[0]
+
+
 @pytest.mark.parametrize(
     ("make", "head", "other"),
     [

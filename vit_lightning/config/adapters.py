@@ -304,7 +304,8 @@ def _try(metric: Metric, classes: int) -> None:
         value = metric.compute()
     if not isinstance(value, Tensor) or value.shape != ():
         shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise UserError(f"it gives {shape} where one number is expected")
+        way_out = " (average: macro gives their mean; classes.csv of a run has the accuracy, which is recall, of each)"
+        raise UserError(f"it gives {shape} where one number is expected{way_out * (shape in ((classes,), 'dict'))}")
 
 
 def recorded_goal(name: str, configs: Sequence[Mapping[str, Any]]) -> Goal | None:

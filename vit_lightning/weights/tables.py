@@ -151,7 +151,7 @@ class Family:
             source, _, target = theirs.pattern.partition(" -> ")
             axes = target.split()
             for part in theirs.parts:
-                pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\..+)?)$")
+                pattern = re.compile(re.escape(part).replace(r"\*", r"(?P<block>\d{1,4})") + r"(?P<rest>(\.\D.*)?)$")
                 for name, match in ((name, match) for name in unpacked if (match := pattern.match(name))):
                     tensor = unpacked[name]
                     matched.add(name)

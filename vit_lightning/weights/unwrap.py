@@ -31,6 +31,8 @@ _HEAD = re.compile(r"((?:.*\.)?(?:head|heads|classifier))(\.\d+)?\.(weight|bias)
 """Names of a layer in the place of a head, or in an ``nn.Sequential`` there, as beside dropout."""
 _PROJECTION = re.compile(r"(.*\.)?((\w+_)?head\.(mlp\.\d+|last_layer)|head\.\d+)\.\w+")
 """Names in a head of several layers, as DINO's, iBOT's and MoCo v3's, which only their pre-training needs."""
+_NORMALISER = re.compile(r"(\w+\.)?(\w*_)?(?<!running_)(mean|std|mu|sigma)", re.IGNORECASE)
+"""Names of tensors with which a wrapper of a network normalises images, itself or in a part."""
 _COUNTS = ("train_metrics.", "val_metrics.", "test_metrics.")
 """Prefixes of what ViTClassifier counts."""
 
@@ -115,7 +117,7 @@ def _networks(contents: Mapping[Any, Any]) -> list[_Candidate]:
         most = max((not one.order(found)[0], one.known) for one in found)[1]
         return [one for one in found if 2 * one.known >= most]
     for place, tensors in mappings.items():
-        whole = {name: value for name, value in tensors.items() if not _is_beside(name)}
+        whole = {name: value for name, value in tensors.items() if not _BESIDE.fullmatch(name.partition(".")[0])}
         beside = [f"{place}{name}" for name in tensors if name not in whole]
         found += [_Candidate(place, whole, beside, len(whole))] if whole else []
     return found
@@ -153,7 +155,7 @@ def _known(tensors: dict[str, Tensor]) -> set[str]:
 
 def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
     """Yields the tensors of a mapping under each prefix of their names with which a family has them."""
-    counts = Counter(name[: end.end()] for name in tensors for end in re.finditer(r"[a-zA-Z_]\w*\.", name))
+    counts = Counter(name[: end.end()] for name in tensors for end in re.finditer(r"\w+\.", name))
     for prefix in ["", *(text for text, count in counts.items() if count >= _SHARE * len(tensors))]:
         within = [name for name in tensors if name.startswith(prefix) and not _is_beside(name[len(prefix) :])]
         inside = _of_vit({name[len(prefix) :]: tensors[name] for name in within})
@@ -161,7 +163,7 @@ def _candidates(place: str, tensors: dict[str, Tensor]) -> Iterator[_Candidate]:
             outside = {name: value for name, value in tensors.items() if name not in within}
             heads = _heads_of_backbone(inside, outside, re.sub(r"\w+\.$", "", prefix))
             inside |= {head: outside[name] for name, head in heads.items()}
-            beside = [f"{place}{name}" for name in outside if name not in heads]
+            beside = [f"{place}{name}{_numbers(name, outside[name])}" for name in outside if name not in heads]
             yield _Candidate(place + prefix, inside, beside, len(known) + len(heads))
 
 
@@ -179,8 +181,14 @@ def _heads_of_backbone(backbone: dict[str, Tensor], outside: dict[str, Tensor], 
     return {wholes[head]: head for head in heads}
 
 
+def _numbers(name: str, value: Tensor) -> str:
+    """Returns mean or std as ``--config`` takes it; nothing of other tensors."""
+    is_given = _NORMALISER.fullmatch(".".join(name.split(".")[-2:])) and value.numel() <= 4
+    return f" {[round(number, 4) for number in value.flatten().tolist()]}" if is_given else ""
+
+
 def _is_beside(name: str) -> bool:
-    return bool(_BESIDE.fullmatch(name.partition(".")[0]) or _PROJECTION.fullmatch(name))
+    return any(map(re.fullmatch, (_BESIDE, _PROJECTION, _NORMALISER), (name.partition(".")[0], name, name)))
 
 
 def _of_vit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
