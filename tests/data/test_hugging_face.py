@@ -75,14 +75,14 @@ def test_shards_of_webdataset_give_the_images_of_the_folder_that_they_were_made_
     for split in ("train", "test"):
         files = [*enumerate(sorted((tmp_path / "images" / split).rglob("*.jpg")))]
         for shard in (0, 1):
-            (tmp_path / "shards").mkdir(exist_ok=True)
-            with tarfile.open(tmp_path / f"shards/{split}-{shard:06}.tar", "w") as tar:
+            (tmp_path / "shards [1]").mkdir(exist_ok=True)
+            with tarfile.open(tmp_path / f"shards [1]/{split}-{shard:06}.tar", "w") as tar:
                 for number, file in files[20 * shard :][:20]:
                     tar.add(file, f"{number:03}.jpg")
                     member = tarfile.TarInfo(f"{number:03}.cls")
                     member.size = 1
                     tar.addfile(member, io.BytesIO(b"%d" % (file.parent.name == "dog")))
-    data = of(tmp_path, tmp_path / "shards", label_column="cls")
+    data = of(tmp_path, tmp_path / "shards [1]", label_column="cls")
     folder = ImageFolder(root=tmp_path / "images", image_size=8, num_workers=0)
     for split in ("train", "test"):
         ours, theirs = (one.dataset(split).__getitems__(Request([0, 19, 25, 34], None)) for one in (data, folder))
@@ -406,8 +406,8 @@ FORMS = ["save_to_disk", "save_to_disk of each", "the hub's", "a list of all", "
 
 @pytest.mark.parametrize("form", FORMS)
 def test_other_forms_on_disk(tmp_path, form):
-    write_form(tmp_path / "set", form)
-    data = of(tmp_path, tmp_path / "set", val_share=0.2)
+    write_form(tmp_path / "a set [1]", form)
+    data = of(tmp_path, tmp_path / "a set [1]", val_share=0.2)
     assert data.class_names == THREE
     assert shades(data) == dict.fromkeys(("train", "val", "test"), ALL)
     assert [len(data.dataset(split)) for split in ("train", "val", "test")] == [14, 4, 6]

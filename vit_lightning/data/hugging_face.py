@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,12 @@ class HuggingFaceSet(ImageSet):
         from pyarrow.parquet import read_schema
 
         root, there = Path(self.path), sorted(files_in(Path(self.path)))
+        cache = {"cache_dir": str(self.cache)}
         if self._is_described:
-            return self._of_splits(datasets.load_dataset(self.path, self.name, cache_dir=str(self.cache)))
+            return self._of_splits(datasets.load_dataset(self.path, self.name, **cache))
+        # datasets takes a path with [ for a pattern
         if any(file.suffix == ".tar" for file in there):  # shards of WebDataset
-            return self._of_splits(datasets.load_dataset("webdataset", data_dir=self.path, cache_dir=str(self.cache)))
+            return self._of_splits(datasets.load_dataset("webdataset", data_dir=escape(self.path), **cache))
         files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
         if not files:
             known = "Parquet files, no dataset of save_to_disk and no metadata.csv, with columns file_name and label"
@@ -191,9 +194,8 @@ class HuggingFaceSet(ImageSet):
             for path in paths:
                 with reading(path):
                     schema = datasets.Features.from_arrow_schema(read_schema(path))
-                alike.setdefault(str(schema), []).append(str(path))
-            from_files = partial(datasets.Dataset.from_parquet, cache_dir=str(self.cache))
-            tables[split] = [*map(from_files, alike.values())]
+                alike.setdefault(str(schema), []).append(escape(str(path)))
+            tables[split] = [datasets.Dataset.from_parquet(names, **cache) for names in alike.values()]
         return tables
 
     def _of_metadata(self, datasets: Any, files: Sequence[Path]) -> dict[Split, list[Any]]:
@@ -202,9 +204,9 @@ class HuggingFaceSet(ImageSet):
         for file in files:
             if file.suffix == ".csv":  # in which NA may be a class
                 as_text = {self.label_column: str}  # 1 and x of one file are classes as 1 of another
-                table = datasets.Dataset.from_csv(str(file), keep_default_na=False, converters=as_text, **cache)
+                table = datasets.Dataset.from_csv(escape(str(file)), keep_default_na=False, converters=as_text, **cache)
             else:
-                table = datasets.Dataset.from_json(str(file), **cache)
+                table = datasets.Dataset.from_json(escape(str(file)), **cache)
             if "file_name" not in table.features:
                 raise UserError(f"{file} has no column file_name (it has {', '.join(table.features)})")
             rows += [{**row, self.image_column: str(file.parent / row["file_name"])} for row in table.to_list()]
