@@ -130,11 +130,22 @@ def write_tree(root: Path, tree: dict[str, int | str]) -> Path:
             {"images/001.albatross": 2, "images/002.auklet": 2, "attributes": 0},
             [r"attributes holds no images.*\(is data.root=.*/images meant\?\)$"],
         ),
-        ({"photos.zip": "none", "more.tar.gz": "none"}, [r"found 0 \(more\.tar\.gz, photos\.zip: unpack them\)"]),
+        ({"photos.zip": "none", "more.tar.gz": "none"}, [r"found 0 \(more\.tar\.gz, photos\.zip: unpack first\)"]),
+        ({"a.h5": "none"}, [r"found 0 \(a\.h5: a Dataset of your own gives such images\)"]),
+        ({"train.csv": "label,pixel0\n"}, [r"found 0 \(train\.csv: a Dataset of your own gives such images\)"]),
+        (
+            {"data_batch_1": "none", "test_batch": "none", "batches.meta": "none"},
+            [r"found 0 \(data_batch_1, test_batch: data\.class_path=CIFAR10 or CIFAR100, data\.root the folder around"],
+        ),
+        ({"cifar-10-batches-py/test_batch": "none"}, [r"found 1 \(cifar-10-batches-py: data\.class_path=CIFAR10 or"]),
+        (
+            {"t10k-images-idx3-ubyte.gz": "none", "train-labels.idx1-ubyte": "none"},
+            [r"\.gz, train-labels\.idx1-ubyte: data\.class_path=TorchvisionSet with data\.name=MNIST"],
+        ),
         ({"fog.npy": "none", "labels.npy": "none"}, [r"found 0 \(fog\.npy, labels\.npy: a Dataset of your own"]),
         (
             {"train/0.tar": "none", "test/0.tar": "none"},
-            [r"found 0 \(0\.tar: unpack it, or data\.class_path=HuggingFaceSet reads shards of WebDataset"],
+            [r"found 0 \(0\.tar: unpack first, or data\.class_path=HuggingFaceSet reads shards of WebDataset"],
         ),
         ({f"images/{name}": 2 for name in CLASSES}, [r"found 1 \(is data\.root=.*/images meant\?\)"]),
         ({"dev/cat": 2, "dev/dog": 2, "Testing/cat": 2}, [r"has images of val and test, none of train \(ln -s"]),
@@ -305,7 +316,7 @@ def test_bad_values_are_named_all_at_once(tmp_path):
     with pytest.raises(UserError, match=r"^root=.*missing is not a folder$"):
         ImageFolder(root=tmp_path / "missing").check()
     (tmp_path / "photos.zip").write_bytes(b"none")
-    with pytest.raises(UserError, match=r"photos\.zip is not a folder \(unpack it\)"):
+    with pytest.raises(UserError, match=r"photos\.zip is not a folder \(photos\.zip: unpack first\)"):
         ImageFolder(root=tmp_path / "photos.zip").check()
 
 

@@ -182,7 +182,8 @@ class HuggingFaceSet(ImageSet):
         files = next((found for kind in FILES if (found := [file for file in there if file.match(kind)])), [])
         if not files:
             known = "Parquet files, no dataset of save_to_disk and no metadata.csv, with columns file_name and label"
-            raise UserError(f"path={self.path} holds no {known} (class folders: data.class_path=ImageFolder)")
+            way_out = "class folders: data.class_path=ImageFolder; arrays: a Dataset of your own"
+            raise UserError(f"path={self.path} holds no {known} ({way_out})")
         if files[0].stem == "metadata":
             return self._of_metadata(datasets, files)
         tables: dict[Split, list[Any]] = {}

@@ -36,8 +36,14 @@ from vit_lightning.sizes import pair
 
 SEEN_FILES = 10_000
 """Most files of a folder whose ends are read before a training, in 0.2 s where they are in the disk's cache."""
-ARRAYS = (".npy", ".npz")
-ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
+NO_FOLDERS = {
+    r"cifar-100?-.*|(data|test)_batch.*|meta": "data.class_path=CIFAR10 or CIFAR100, data.root the folder around it",
+    r".*[-.]idx\d-ubyte(\.gz)?": "data.class_path=TorchvisionSet with data.name=MNIST reads data.root/MNIST/raw",
+    r".*\.tar": "unpack first, or data.class_path=HuggingFaceSet reads shards of WebDataset",
+    r".*\.(zip|tgz|gz|bz2|xz|7z|rar)": "unpack first",
+    r".*\.(np[yz]|h5|hdf5|mat|csv|pkl|pt|mdb|rec|tfrecords?)": "a Dataset of your own gives such images",
+}
+"""Names of files that hold images as no class folders do, and the way out."""
 DAMAGED = -1
 """Label of an image that could not be decoded."""
 
@@ -60,15 +66,13 @@ def _inside(folder: Path, split: Split) -> Path:
     return folder
 
 
-def _packed(folder: Path) -> str:
-    """Returns a hint on archives and arrays in a folder; empty where there are none."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix.lower() in (*ARCHIVES, *ARRAYS))
-    way_out = f"unpack {'it' if len(names) == 1 else 'them'}"
-    if all(name.endswith(".tar") for name in names):
-        way_out += ", or data.class_path=HuggingFaceSet reads shards of WebDataset"
-    elif all(name.endswith(ARRAYS) for name in names):
-        way_out = "a Dataset of your own gives such images"
-    return f" ({', '.join(names[:SHOWN])}: {way_out})" if names else ""
+def _packed(entries: Iterable[Path]) -> str:
+    """Returns a hint on files that hold images themselves; empty where there are none."""
+    names = sorted(entry.name for entry in entries)
+    for kind, way_out in NO_FOLDERS.items():
+        if found := [name for name in names if re.fullmatch(kind, name.lower())]:
+            return f" ({', '.join(found[:SHOWN])}: {way_out})"
+    return ""
 
 
 def images_in(folder: Path, left_out: Counter[str] | None = None) -> Iterator[Path]:
@@ -116,8 +120,7 @@ class ImageFolder(ImageSet):
             UserError: names folders whose split is ambiguous, or a root that is no folder.
         """
         if not self.root.is_dir():
-            packed = " (unpack it)" if self.root.is_file() and self.root.suffix.lower() in ARCHIVES else ""
-            raise UserError(f"root={self.root} is not a folder{packed}")
+            raise UserError(f"root={self.root} is not a folder{_packed([self.root])}")
         inside = _class_folders(self.root)
         named, problems = by_split(inside)
         folders = {split: _inside(inside[name][0], split) for split, name in named.items()}
@@ -159,7 +162,9 @@ class ImageFolder(ImageSet):
             if tables or (not names and any(images_in(folder))):
                 table = tables[0] if tables else f"labels in a table {folder / TABLES[0]}, columns file_name and label"
                 text += f" ({table}: data.class_path=HuggingFaceSet with data.path={self.root} reads it)"
-            raise UserError(f"root={self.root}: {folder} {text}{_packed(folder) or _packed(self.root)}")
+            else:
+                text += _packed(folder.iterdir()) or _packed(self.root.iterdir())
+            raise UserError(f"root={self.root}: {folder} {text}")
         return names
 
     def _meant(self, folder: Path, names: Iterable[str]) -> str:
