@@ -2,9 +2,9 @@
 
 python experiments/benchmarks/fast_paths.py --seconds 3
 
-Each row is a linear layer, an embedding of patches or attention, forward and backward or without gradients, in the
-forms that the table can name, beside torch's own operators; the ratio is the speed over theirs. A form belongs in the
-table where its interval is above 1. Weights and tokens are warm in the caches here, so that a step gains less:
+Each row is an embedding of patches or attention, forward and backward or without gradients, in the forms that the
+table can name, beside torch's own operators; the ratio is the speed over theirs. A form belongs in the table where its
+interval is above 1. Weights and tokens are warm in the caches here, so that a step gains less:
 ``throughput.py`` has the last word.
 """
 
@@ -67,26 +67,7 @@ def main() -> None:
     keep_freed_memory()
     print(describe_environment())
     for dtype in TYPES:
-        if dtype is torch.bfloat16 and not fast_paths.has_bfloat16_products():
-            continue
         name = str(dtype).removeprefix("torch.")
-        biases = {
-            "fused bias, ones": Forms(fused_bias_from=0),
-            "fused bias": Forms(fused_bias_from=0, fused_bias_inference_from=0, summed_bias_gradient=True),
-            "bias after": Forms(bias_after=(0, 2**62)),
-        }
-        for tokens, emb_size in ((544, 64), (2176, 64), (4160, 192), (1576, 384)):
-            layer, rows = nn.Linear(emb_size, 4 * emb_size).to(dtype), torch.randn(tokens, emb_size, dtype=dtype)
-            rows.requires_grad_()
-            for kind in ("training", "inference"):
-                compare(
-                    f"{name} linear, {kind}, {tokens} x {emb_size} to {4 * emb_size}",
-                    dtype,
-                    layer,
-                    rows,
-                    biases if dtype is torch.bfloat16 else {"bias after": biases["bias after"]},
-                    seconds,
-                )
         for batch, image, patch, emb_size in ((128, 16, 4, 64), (64, 32, 4, 192), (8, 224, 16, 384)):
             projection = ConvProjection(3, (patch, patch), emb_size).to(dtype)
             images = torch.randn(batch, 3, image, image, dtype=dtype)

@@ -88,8 +88,7 @@ class ConfigOptions:
         metrics: classes of torchmetrics with their arguments, also by short names such as F1Score, that validation and
             test log under name.
         fast_paths: a fast path is another way to compute a layer's matrix products, equal but for rounding. auto takes
-            those that were measured to be fastest for the device, type and shape; plain takes torch's own operators,
-            which second derivatives need.
+            those that were measured to be fastest for the device, type and shape; plain takes torch's own operators.
     """
 
     experiment: str | None = None

@@ -4,7 +4,7 @@ A swapped layer stays the same object, with its weights, names and hooks; its cl
 numbers are those of torch's operators but for rounding. The ``choose_`` functions are functions of processor, type and
 shape alone: ``TABLE`` was measured by ``experiments/benchmarks/fast_paths.py``, and nothing is measured at run time.
 What is exported, and a device that is not in the table, take torch's own operators. What is compiled takes those of
-linear layers and attention, and so does a GPU; both leave out what no head reads, and embed patches by one product.
+attention, and so does a GPU; both leave out what no head reads, and embed patches by one product.
 
 Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys, v values.
 """
@@ -14,15 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
 from vit_lightning.models import blocks, layers
 from vit_lightning.models.attention import (
     DotProductAttention,
@@ -48,20 +47,11 @@ class Forms:
     """A row of the table.
 
     Args:
-        fused_bias_from: from how many outputs a linear layer adds its bias within the product, with gradients.
-        fused_bias_inference_from: the same without gradients.
-        summed_bias_gradient: whether such a layer sums the gradient of its bias over rows; if not, it is a product with
-            ones.
-        bias_after: between which numbers of outputs it adds its bias after the product.
         attention: attention as batched products, with gradients; where none fits, torch's fused attention.
         attention_inference: the same without gradients.
         patches: whether patches are embedded by one product, not by a strided convolution.
     """
 
-    fused_bias_from: float = math.inf
-    fused_bias_inference_from: float = math.inf
-    summed_bias_gradient: bool = False
-    bias_after: tuple[int, int] = (0, -1)
     attention: Products = ()
     attention_inference: Products = ()
     patches: bool = False
@@ -69,21 +59,12 @@ class Forms:
 
 TABLE: dict[tuple[str, torch.dtype], Forms] = {
     ("cpu with amx", torch.bfloat16): Forms(
-        fused_bias_from=600_000,
-        fused_bias_inference_from=600_000,
         attention=((24, math.inf, torch.float32), (MOST_KEYS, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32),),
         patches=True,
     ),
-    ("cpu with amx", torch.float32): Forms(
-        bias_after=(30_000, 600_000),
-        attention=((24, 16, torch.float32),),
-        patches=True,
-    ),
+    ("cpu with amx", torch.float32): Forms(attention=((24, 16, torch.float32),), patches=True),
     ("cpu", torch.bfloat16): Forms(
-        fused_bias_from=600_000,
-        fused_bias_inference_from=0,
-        summed_bias_gradient=True,
         attention=((24, 16, torch.float32), (MOST_KEYS, math.inf, torch.bfloat16)),
         attention_inference=((24, 16, torch.float32), (256, math.inf, torch.bfloat16)),  # they keep all weights at once
         patches=True,
@@ -103,7 +84,7 @@ _HAS_AMX = bool(torch.cpu._is_amx_tile_supported())  # read once: compiled code 
 
 
 def accelerate(network: nn.Module) -> None:
-    """Swaps layers of a finished network in place: linear layers, embeddings of patches, attention, and ViTs.
+    """Swaps layers of a finished network in place: embeddings of patches, attention, and ViTs.
 
     Only those of exactly these types are swapped, also in a network of the user's own.
     """
@@ -113,17 +94,8 @@ def accelerate(network: nn.Module) -> None:
             cast(FastViT, module).class_token_parts = parts
         elif type(module) is ConvProjection and type(module.conv) is nn.Conv2d:
             module.conv.__class__ = FastPatches
-        elif type(module) is nn.Linear:
-            module.__class__ = FastLinear
         elif type(module) is DotProductAttention:
             module.__class__ = FastAttention
-
-
-class FastLinear(nn.Linear):
-    """``nn.Linear`` that adds its bias in the chosen form."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias)
 
 
 class FastPatches(nn.Conv2d):
@@ -134,7 +106,7 @@ class FastPatches(nn.Conv2d):
             return super().forward(input)
         p1, p2 = self.kernel_size
         patches = rearrange(input, "b c (h p1) (w p2) -> b h w (c p1 p2)", p1=p1, p2=p2)
-        return rearrange(linear(patches, self.weight.flatten(start_dim=1), self.bias), "b h w e -> b e h w")
+        return rearrange(F.linear(patches, self.weight.flatten(start_dim=1), self.bias), "b h w e -> b e h w")
 
 
 class FastAttention(DotProductAttention):
@@ -209,7 +181,7 @@ def _parts_for_class_token(network: ViT) -> tuple[nn.Module, ...]:
 _TOKEN_WISE = {
     *(layers.ResidualAdd, blocks.Branch, layers.LayerScale, layers.DropPath, layers.LayerNorm, layers.RMSNorm),
     *(nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity, nn.GELU, nn.ReLU, nn.SiLU),
-    *(FeedForwardBlock, SwiGLU, PackedSwiGLU, nn.Linear, FastLinear),
+    *(FeedForwardBlock, SwiGLU, PackedSwiGLU, nn.Linear),
 }
 """Types of modules that make each token from the same token."""
 
@@ -256,30 +228,9 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device)
 
 
-@lru_cache
-def has_bfloat16_products() -> bool:
-    """Returns whether torch has oneDNN, and the processor its bfloat16 products."""
-    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def processor(device: str) -> str:
     """Returns a type of device as ``TABLE`` names it: a CPU with or without AMX, the matrix instructions of Intel."""
     return "cpu with amx" if device == "cpu" and _HAS_AMX else device
-
-
-def choose_linear(
-    device: str, dtype: torch.dtype, outputs: int, *, inference: bool = False
-) -> Literal["fused", "after", "plain"]:
-    """Returns how a linear layer with so many outputs, over all tokens, adds its bias.
-
-    fused is within oneDNN's product, after is in place once the product is there; plain, torch's own, writes the bias
-    to all rows first.
-    """
-    forms = _find(device, dtype)
-    fused_from = forms.fused_bias_inference_from if inference else forms.fused_bias_from
-    if outputs >= fused_from and (dtype is not torch.bfloat16 or has_bfloat16_products()):
-        return "fused"
-    return "after" if forms.bias_after[0] <= outputs <= forms.bias_after[1] else "plain"
 
 
 def choose_attention(
@@ -302,28 +253,6 @@ def choose_patches(images: Tensor, patch: tuple[int, ...]) -> bool:
 
 def _find(device: str, dtype: torch.dtype) -> Forms:
     return TABLE.get((processor(device), dtype), Forms())
-
-
-def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns ``F.linear`` in the chosen form."""
-    if bias is not None and _are_open(inputs) and _fit(inputs, weight, bias):
-        dtype, outputs = product_dtype(inputs), math.prod(inputs.shape[:-1]) * weight.shape[0]
-        inference = not torch.is_grad_enabled()
-        form = choose_linear("cpu", dtype, outputs, inference=inference)
-        if form == "fused" and inference:  # a call of a Function takes some time itself
-            return _multiply(inputs, weight, bias, dtype)[0]
-        if form == "fused":
-            return _Linear.apply(inputs, weight, bias, dtype)  # type: ignore[no-any-return]
-        if form == "after":
-            return F.linear(inputs, weight).add_(bias)
-    return F.linear(inputs, weight, bias)
-
-
-def _fit(inputs: Tensor, weight: Tensor, bias: Tensor) -> bool:
-    """Returns whether shapes and types are those of a linear layer; if not, torch's own operator says so."""
-    equal = inputs.dtype == weight.dtype == bias.dtype or torch.is_autocast_enabled("cpu")
-    equal = equal and type(weight) in (Tensor, nn.Parameter)
-    return equal and inputs.shape[-1:] == weight.shape[1:] and bias.shape == weight.shape[:1]
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor | None:
@@ -354,53 +283,6 @@ def _is_transformed() -> bool:
     """Returns whether torch compiles or traces what it calls, or transforms it by ``torch.func``."""
     is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     return is_traced or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def _refuse_second_derivatives() -> None:
-    """Raises UserError within a backward pass that is to be differentiated.
-
-    ``once_differentiable`` does not: ``torch.autograd.grad`` leaves out the terms behind it without a word.
-    """
-    if torch.is_grad_enabled():
-        raise UserError("fast_paths=auto has no second derivatives (give fast_paths=plain)")
-
-
-def _multiply(inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the outputs of a linear layer, and its inputs, as rows, and weight as they were multiplied."""
-    rows, matrix = inputs.reshape(-1, inputs.shape[-1]).to(dtype), weight.to(dtype)
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias.to(dtype).contiguous(), "none", [], "")
-    return out.view(*inputs.shape[:-1], len(weight)), rows, matrix
-
-
-class _Linear(torch.autograd.Function):
-    """``F.linear`` with the bias added within oneDNN's product; torch writes it to all rows first, in one more pass."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        out, rows, matrix = _multiply(inputs, weight, bias, dtype)
-        ctx.save_for_backward(rows, matrix)
-        ctx.types = inputs.dtype, weight.dtype, bias.dtype
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_second_derivatives()
-        rows, matrix = ctx.saved_tensors
-        grad_rows = grad_out.reshape(-1, grad_out.shape[-1])
-        needed, (inputs, weight, bias) = ctx.needs_input_grad, ctx.types
-        grad_inputs = torch.mm(grad_rows, matrix).to(inputs) if needed[0] else None
-        return (
-            None if grad_inputs is None else grad_inputs.view(*grad_out.shape[:-1], matrix.shape[1]),
-            torch.mm(grad_rows.t(), rows).to(weight) if needed[1] else None,
-            _sum_rows(grad_rows).to(bias) if needed[2] else None,
-            None,
-        )
-
-
-def _sum_rows(rows: Tensor) -> Tensor:
-    if _find("cpu", rows.dtype).summed_bias_gradient:
-        return rows.sum(dim=0)
-    return torch.mm(rows.new_ones(1, len(rows)), rows)[0]
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from vit_lightning.errors import UserError
 from vit_lightning.limits import at_least, probabilities, problems_of, refuse
 from vit_lightning.models.heads import find_head
-from vit_lightning.training.fast_paths import FastLinear
 
 
 def freeze_backbone(network: nn.Module) -> None:
@@ -102,9 +101,8 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
         raise UserError(f"lora.rank={config.rank} needs peft: pip install 'vit-lightning[lora]'") from fault
     heads = find_head(network)
     within = tuple(f"{head}." for head in heads)
-    kinds = (nn.Linear, FastLinear)
-    # the types themselves: torch's attention reads the weights of its own kind of linear layer without calling it
-    layers = {name: name.rpartition(".")[2] for name, module in network.named_modules() if type(module) in kinds}
+    # the type itself: torch's attention reads the weights of its own kind of linear layer without calling it
+    layers = {name: name.rpartition(".")[2] for name, module in network.named_modules() if type(module) is nn.Linear}
     layers = {name: last for name, last in layers.items() if not f"{name}.".startswith(within)}
     refuse(
         f"lora.targets: {type(network).__name__} has no linear layer {target} before its head "
