@@ -7,11 +7,7 @@ python experiments/benchmarks/data_loading.py [--cifar DIR] [--photographs 200] 
 (b) Drawn photographs of 500 x 375 pixels, a random part of each at 224 pixels, flipped. "decode alone" is the decoding,
     cropping and resizing of (b) without all else, "Pillow alone" the same from whole images.
 
-(c) The photographs of (b) by ``--workers`` processes, in batches of ``--large-batch``: images/s of whole epochs by the
-    clock, seconds until the first batch, and the most shared memory that was taken, if a worker hands on whole batches,
-    as others' loaders do, and if it hands on parts that are joined, as ours does.
-
-(a), (b): one process, one thread, no workers; contenders take turns of ``--seconds`` of processor time, in an order
+Each has one process, one thread, no workers; contenders take turns of ``--seconds`` of processor time, in an order
 drawn anew in each round; what is shown is the median round and the range. At the end, how far images decoded at a
 reduced scale are from whole ones.
 """
@@ -22,10 +18,8 @@ import argparse
 import itertools
 import platform
 import random
-import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,7 +38,6 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from vit_lightning import HorizontalFlip, HuggingFaceSet, ImageData, ImageFolder, RandomCrop
-from vit_lightning.data.batches import SHARED_MEMORY, Loader, Request, Workers
 from vit_lightning.data.decoding import decode
 from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD
 from vit_lightning.data.images import random_resized_box
@@ -151,46 +144,6 @@ def of_parquet(root: Path, folder: Path, **arguments: Any) -> Source:
     return ours(HuggingFaceSet(path=str(folder / "tables"), cache=folder, num_workers=0, **arguments))
 
 
-def large_batches(root: Path, rounds: int, workers: int, batch_size: int) -> None:
-    data = ImageFolder(root=root, image_size=224, batch_size=batch_size, num_workers=workers)
-    dataset = data.dataset("train")
-    indices = torch.arange(4 * batch_size) % len(dataset)
-    requests = [Request(part.tolist(), part.tolist()) for part in indices.split(batch_size)]
-    ours = Workers.plan(workers, batch_size=batch_size, image_bytes=3 * 224 * 224)
-    plans = {"parts (ours)": ours, "whole batches": ours._replace(part=batch_size, ahead=2)}
-    loaders = {name: Loader(dataset, lambda: iter(requests), 4, workers=plan) for name, plan in plans.items()}
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in loaders}
-    for number in range(rounds + 1):  # the first to start the workers
-        for name in random.sample(list(loaders), len(loaders)):
-            used, ended = [], threading.Event()
-
-            def watch(used: list[int] = used, ended: threading.Event = ended) -> None:
-                while not ended.wait(0.005):
-                    used.append(shutil.disk_usage(SHARED_MEMORY).used)
-
-            before = shutil.disk_usage(SHARED_MEMORY).used
-            watcher = threading.Thread(target=watch)
-            watcher.start()
-            started = time.perf_counter()
-            batches = iter(loaders[name])
-            next(batches)
-            first = time.perf_counter() - started
-            for _ in batches:
-                pass
-            seconds = time.perf_counter() - started
-            ended.set()
-            watcher.join()
-            if number:
-                found[name].append((len(indices) / seconds, first, (max(used) - before) / 2**20))
-    title = f"(c) batches of {batch_size} at 224 pixels, {workers} workers, {rounds} rounds: median (range)"
-    print(f"\n{title}\n{'':<16}{'images/s':>24}{'s to the first':>24}{'MiB shared':>24}")
-    for name, rows in found.items():
-        columns = [f"{statistics.median(c):,.1f} ({min(c):,.1f} to {max(c):,.1f})" for c in zip(*rows, strict=True)]
-        print(f"{name:<16}" + "".join(f"{column:>24}" for column in columns))
-    pairs = zip(*found.values(), strict=True)
-    print(f"parts are faster by {statistics.median(one[0] / other[0] for one, other in pairs):.2f}")
-
-
 def decode_alone(train: Path) -> Source:
     files = sorted(train.rglob("*.jpg"))
     for number in itertools.count():
@@ -251,8 +204,6 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="images in a batch of (b)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--workers", type=int, default=2, help="processes of (c)")
-    parser.add_argument("--large-batch", type=int, default=512, help="images in a batch of (c)")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     versions = {"torch": torch, "torchvision": torchvision, "timm": timm, "Pillow": PIL}
@@ -295,7 +246,6 @@ def main() -> None:
             },
         )
         fidelity(photographs / "train", 400)
-        large_batches(photographs, asked.rounds, asked.workers, asked.large_batch)
 
 
 if __name__ == "__main__":

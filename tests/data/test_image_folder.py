@@ -12,7 +12,7 @@ from tensors import write_images
 from vit_lightning import ImageFolder, UserError
 from vit_lightning.data.batches import Request
 from vit_lightning.data.image_files import ImageFiles, data_of_files
-from vit_lightning.data.images import DecodedOnDevice, Images, centre_box, random_resized_box
+from vit_lightning.data.images import Images, centre_box, random_resized_box
 
 CLASSES = ("cat", "dog", "owl")
 
@@ -242,9 +242,8 @@ def test_centre_box_has_the_target_s_ratio_and_share():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp_path, workers, monkeypatch):
-    """On a CPU, whose JPEGs are libjpeg's; also of images that are no plain JPEG, in batches of several parts."""
-    monkeypatch.setattr("vit_lightning.data.batches.PART_BYTES", 7 * 9 * 9 * 3)
+def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp_path, workers):
+    """On a CPU, whose JPEGs are libjpeg's; also of images that are no plain JPEG."""
     make_folder(tmp_path, "train", "val", "test")
     Image.new("RGBA", (20, 14), (1, 200, 3, 255)).save(tmp_path / "train" / "cat" / "003.png")
     (tmp_path / "train" / "cat" / "003.jpg").unlink()
@@ -264,27 +263,6 @@ def test_jpegs_decoded_where_they_are_trained_on_have_nearly_the_fast_pixels(tmp
         list(loader_of(device, "train"))
     with pytest.raises(UserError, match="interpolation=device_bicubic and augment"):
         ImageFolder(root=tmp_path, interpolation="device_bicubic", augment=[torch.clone])
-
-
-def test_shared_memory_for_files_that_a_device_decodes_is_counted_by_their_size(tmp_path, monkeypatch):
-    make_folder(tmp_path, "train", "val", "test")
-    monkeypatch.setattr("vit_lightning.data.base.free_shared_memory", lambda: 10 * 2**20)
-    given = {"root": tmp_path, "image_size": 9, "min_area": 0.5, "batch_size": 64, "num_workers": 1}
-    device = ImageFolder(**given, interpolation="device_bicubic")
-    device.setup("fit")
-    for path in (tmp_path / "train").rglob("*.jpg"):
-        path.write_bytes(path.read_bytes() + bytes(2**18))
-    device = ImageFolder(**given, interpolation="device_bicubic")
-    with pytest.raises(UserError, match=r"data\.num_workers=1, data\.batch_size=64: .* \d\d MiB of .* has 10 free"):
-        device.setup("fit")
-    workers = device._workers("train")
-    assert workers.part * 2**18 <= 10 * 2**20
-    assert workers.shared_bytes >= 64 * 2**18
-    ImageFolder(**given, interpolation="fast_bicubic").setup("fit")
-    handed_on = DecodedOnDevice(device.dataset("train"), torch.device("cpu"))
-    assert len(handed_on.__getitems__(Request([0], [1])).sizes) == 1
-    monkeypatch.setattr("vit_lightning.data.images.PART_BYTES", 2**18)
-    assert handed_on.__getitems__(Request([0], [1])).sizes == []
 
 
 def damage(path: Path, kind: str) -> None:

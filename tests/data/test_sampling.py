@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from vit_lightning.data.batches import PART_BYTES, Loader, Request, Workers
+from vit_lightning.data.batches import Loader, Request
 from vit_lightning.data.images import Images
 from vit_lightning.data.sampling import (
     epoch_order,
@@ -56,12 +56,8 @@ def images(count=20):
     return Images(pixels, torch.arange(count) * 10)
 
 
-def workers(count, batch_size=3):
-    return Workers.plan(count, batch_size=batch_size, image_bytes=PART_BYTES // 2) if count else None
-
-
 def loader(dataset, requests, num_workers=0):
-    return Loader(dataset, lambda: iter(requests), len(requests), workers=workers(num_workers))
+    return Loader(dataset, lambda: iter(requests), len(requests), num_workers=num_workers)
 
 
 @pytest.mark.parametrize("size", [1, 100])

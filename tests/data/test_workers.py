@@ -18,8 +18,8 @@ from processes import Running
 from runs import REPOSITORY
 from torch.utils.data import DataLoader, Dataset
 
-from vit_lightning import Digits, UserError
-from vit_lightning.data.batches import Request, Workers, join, shield_workers
+from vit_lightning import Digits
+from vit_lightning.data.batches import shield_workers
 from vit_lightning.data.images import Images, fits_beside_training
 
 
@@ -133,40 +133,6 @@ def test_a_worker_whose_process_has_ended_already_ends(tmp_path):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("batch_size", "side", "processes"), [(4096, 224, 12), (512, 32, 2), (3, 5000, 4), (1, 8, 1)])
-def test_workers_read_a_batch_ahead_in_parts_of_ten_megabytes(batch_size, side, processes):
-    workers = Workers.plan(processes, batch_size=batch_size, image_bytes=3 * side**2)
-    assert workers.part == 1 or workers.part * 3 * side**2 <= 10 * 2**20
-    assert workers.ahead >= 2
-    assert processes * workers.ahead * workers.part >= batch_size
-
-
-def test_a_large_batch_of_photographs_takes_less_than_a_gigabyte_of_shared_memory():
-    assert Workers.plan(12, batch_size=4096, image_bytes=3 * 224**2).shared_bytes < 0.7 * 2**30
-
-
-@pytest.mark.parametrize("count", [1, 7, 64, 65, 130])
-def test_parts_of_a_request_are_together_the_request(count):
-    whole = Request([*range(count)], [*range(7, 7 + count)])
-    parts = [*whole.parts(64)]
-    assert [index for part in parts for index in part.indices] == whole.indices
-    assert [key for part in parts for key in part.keys] == whole.keys
-    assert [part.left for part in parts] == [sum(len(p.indices) for p in parts[n:]) for n in range(1, len(parts) + 1)]
-    assert max(len(part.indices) for part in parts) <= 64
-
-
-def test_too_little_shared_memory_is_named_before_the_start(monkeypatch):
-    data = Digits(num_workers=4, batch_size=1000)
-    needed = 2 * 4 * 2 * 1000 * 64  # training and validation, each worker two batches ahead
-    for free in (needed, None):
-        monkeypatch.setattr("vit_lightning.data.base.free_shared_memory", lambda free=free: free)
-        data.setup("fit")
-    monkeypatch.setattr("vit_lightning.data.base.free_shared_memory", lambda: needed - 1)
-    Digits(num_workers=0).setup("fit")
-    with pytest.raises(UserError, match=r"data\.num_workers=4, data\.batch_size=1000: .* 1 MiB of .* has 0 free"):
-        data.setup("fit")
-
-
 def test_images_go_to_a_gpu_where_they_take_at_most_a_quarter_of_what_is_free(monkeypatch):
     assert [fits_beside_training(size, 100) for size in (0, 25, 26)] == [True, True, False]
     for free, words in (
@@ -177,20 +143,6 @@ def test_images_go_to_a_gpu_where_they_take_at_most_a_quarter_of_what_is_free(mo
         dataset = Images(torch.zeros(2**10, 1, 32, 32, dtype=torch.uint8), torch.zeros(2**10, dtype=torch.int64))
         assert dataset.place(torch.device("cpu")).startswith(words)
         assert dataset.is_moved == (free == 2**22)
-
-
-@pytest.mark.parametrize("size", [7, 3])
-def test_joined_parts_are_the_batch_and_its_images_are_copied_to_pinned_memory_once(monkeypatch, size):
-    asked, empty = [], torch.empty
-    monkeypatch.setattr("torch.empty", lambda *s, pin_memory, **kw: asked.append(pin_memory) or empty(*s, **kw))
-    monkeypatch.setattr("torch.Tensor.pin_memory", lambda tensor: tensor)  # as of one that is
-    images = Images(torch.arange(20 * 12, dtype=torch.uint8).reshape(20, 3, 2, 2), torch.arange(20))
-    request = Request([*range(4, 11)], [*range(7)])
-    parts = [(part, images.__getitems__(part)) for part in request.parts(size)]
-    (joined,), whole = join(parts, pin_memory=True), images.__getitems__(request)
-    assert asked == [True]
-    for name in ("images", "labels", "indices", "keys"):
-        assert torch.equal(getattr(joined, name), getattr(whole, name))
 
 
 def test_workers_of_a_loader_that_is_collected_with_its_data_end_at_once():

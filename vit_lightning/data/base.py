@@ -1,7 +1,6 @@
 """Base of all data modules: splits, loaders with an exact order, and the description that checkpoints keep."""
 
 import hashlib
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from torch.utils.data import Dataset
 from vit_lightning.classes import match_classes
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batch_transform import BatchTransform, Mixing, Statistics
-from vit_lightning.data.batches import Batch, Loader, Request, Workers, free_shared_memory, shared_memory_problems
+from vit_lightning.data.batches import Batch, Loader, Request
 from vit_lightning.data.images import DecodedImages, DecodedOnDevice, Images
 from vit_lightning.data.items import Items, gives_items
 from vit_lightning.data.per_image import PerImage, PerImageFirst
@@ -239,21 +238,12 @@ class ImageData(LightningDataModule):
         )
 
     def setup(self, stage: str = "fit") -> None:
-        """Makes the datasets of a stage; images in memory go to the GPU where they fit.
-
-        Raises:
-            UserError: there is not enough shared memory for the workers.
-        """
+        """Makes the datasets of a stage; images in memory go to the GPU where they fit."""
         splits: dict[str, list[Split]] = {"fit": ["train", "val"], "validate": ["val"]}
-        needed = 0
         for split in splits.get(stage, ["test"]):
             dataset = self.dataset(split)
             if isinstance(dataset, Images) and self._device.type == "cuda" and not self._first_changes(split):
                 self.places[split] = dataset.place(self._device)
-            if workers := self._workers(split):
-                needed += workers.shared_bytes * (1 if self.trainer is None else self.trainer.num_devices)
-        sizes = {"num_workers": self.num_workers, "batch_size": self.batch_size}
-        refuse(shared_memory_problems(needed, free_shared_memory(), **sizes))
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -402,7 +392,7 @@ class ImageData(LightningDataModule):
             dataset,
             requests,
             length,
-            workers=self._workers(split),
+            num_workers=self._workers(split),
             pin_memory=torch.cuda.is_available() and not is_moved,
             finish=finish,
             relabel=self.of_model,
@@ -412,16 +402,11 @@ class ImageData(LightningDataModule):
         """Returns the changes of single training images that come before all augmentations of whole batches."""
         return [*takewhile(lambda change: isinstance(change, PerImage), self.augment or [])] if split == "train" else []
 
-    def _workers(self, split: Split) -> Workers | None:
-        """Returns the processes that read a split; None where this one makes its batches."""
+    def _workers(self, split: Split) -> int:
+        """Returns how many processes read a split; 0 where this one makes its batches."""
         dataset: Any = self.dataset(split)
         in_memory = isinstance(dataset, Images) and not self._first_changes(split)
-        if self.num_workers == 0 or (in_memory and not dataset.needs_workers(self._device)):
-            return None
-        image_bytes = self.in_channels * math.prod(pair(self.image_size))
-        if isinstance(dataset, DecodedImages):
-            image_bytes = dataset.item_bytes
-        return Workers.plan(self.num_workers, batch_size=self.batch_size, image_bytes=image_bytes)
+        return 0 if in_memory and not dataset.needs_workers(self._device) else self.num_workers
 
     @property
     def _device(self) -> torch.device:

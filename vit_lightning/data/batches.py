@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,17 +138,6 @@ class Request(NamedTuple):
 
     indices: list[int]
     keys: list[int] | None
-    left: int = 0
-    """Images of the same batch that the requests after this one ask for."""
-
-    def parts(self, size: int) -> Iterator[Request]:
-        """Yields requests of at most ``size`` images, all about as large, that together are this one."""
-        count = len(self.indices)
-        step = max(1, math.ceil(count / max(1, math.ceil(count / size))))
-        for start in range(0, max(1, count), step):
-            part = slice(start, start + step)
-            keys = None if self.keys is None else self.keys[part]
-            yield Request(self.indices[part], keys, max(0, count - start - step))
 
 
 Read = Callable[[int, int | None], tuple[Pixels, int]]
@@ -175,105 +161,19 @@ def gather(request: Request, shape: tuple[int, ...], read: Read) -> Batch | User
             return error
         rows[position] = pixels.transpose(2, 0, 1)
         labels.append(label)
-    indices, keys = (None if part is None else torch.tensor(part, dtype=torch.int64) for part in request[:2])
+    indices, keys = (None if part is None else torch.tensor(part, dtype=torch.int64) for part in request)
     assert indices is not None
     return Batch(images, torch.tensor(labels, dtype=torch.int64), indices, keys)
 
 
-PART_BYTES = 10 * 2**20
-"""Images that a worker reads and hands on at a time: 69 at 224 pixels."""
-
-
-class Workers(NamedTuple):
-    """Processes that read parts of batches."""
-
-    processes: int
-    part: int
-    """Images of a part, at most."""
-    ahead: int
-    """Parts that each reads ahead: two, and all together at least a batch."""
-    shared_bytes: int
-    """Shared memory that the parts take until they are joined, at most."""
-
-    @classmethod
-    def plan(cls, processes: int, *, batch_size: int, image_bytes: int) -> Workers:
-        """Returns how so many processes read batches of images of so many bytes."""
-        parts = math.ceil(batch_size / max(1, PART_BYTES // image_bytes))
-        part, ahead = math.ceil(batch_size / parts), max(2, math.ceil(parts / processes))
-        return cls(processes, part, ahead, processes * ahead * part * image_bytes)
-
-
-SHARED_MEMORY = Path("/dev/shm")
-"""Where Linux keeps the memory that processes share."""
-
-
-def free_shared_memory() -> int | None:
-    """Returns the free bytes of shared memory; None on a system without a limit of its own."""
-    return shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
-
-
-def shared_memory_problems(needed: int, free: int | None, *, num_workers: int, batch_size: int) -> list[str]:
-    """Returns what is wrong if workers need so many bytes of shared memory and so many are free."""
-    if free is None or needed <= free:
-        return []
-    needed, free = math.ceil(needed / 2**20), free >> 20
-    return [
-        f"data.num_workers={num_workers}, data.batch_size={batch_size}: workers hand on images by {needed} MiB of "
-        f"shared memory, and {SHARED_MEMORY} has {free} free (choose less of either, data.num_workers=0, or a "
-        f"container with more: docker run --shm-size={2 * needed}m)"
-    ]
-
-
 class _Requests:
-    """Batch sampler of a DataLoader: parts of ``requests``, which is called at the start of each epoch."""
+    """Batch sampler of a DataLoader: ``requests``, which is called at the start of each epoch."""
 
-    def __init__(self, requests: Callable[[], Iterator[Request]], size: int) -> None:
-        self._requests, self._size = requests, size
+    def __init__(self, requests: Callable[[], Iterator[Request]]) -> None:
+        self._requests = requests
 
     def __iter__(self) -> Iterator[Request]:
-        return (part for request in self._requests() for part in request.parts(self._size))
-
-
-class _Parts(Dataset[tuple[Request, Any]]):
-    """Parts of batches, with the request for each."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, request: Request) -> tuple[Request, Batch | UserError]:
-        return request, self.dataset.__getitems__(request)
-
-
-def join(parts: Iterable[tuple[Request, Batch | UserError]], *, pin_memory: bool) -> Iterator[Batch | UserError]:
-    """Joins the parts of each batch; each is copied as it comes, and its shared memory is free again.
-
-    A batch of one part stays where it is unless it is pinned.
-
-    Args:
-        parts: with their requests, in order.
-        pin_memory: whether batches lie in memory from which a GPU can copy by itself.
-    """
-    joined: list[Batch] = []
-    for request, part in parts:
-        if isinstance(part, UserError) or not (joined or request.left or pin_memory):  # an error, or a whole batch
-            yield part
-            continue
-        if not joined:
-            end, shape = 0, (len(request.indices) + request.left, *part.images.shape[1:])
-            pinned = pin_memory and part.images.device.type == "cpu"
-            images = torch.empty(shape, dtype=part.images.dtype, device=part.images.device, pin_memory=pinned)
-        start, end = end, end + len(part.labels)
-        joined.append(part.replace(images=images[start:end].copy_(part.images)))
-        if request.left == 0:
-            whole = _whole(joined).replace(images=images)
-            yield whole.pin_memory() if pin_memory else whole
-            joined = []
-
-
-def _whole(parts: Sequence[Batch]) -> Batch:
-    """Returns the parts of a batch as one, with the images of the first."""
-    names = ("labels", "indices") if parts[0].keys is None else ("labels", "indices", "keys")
-    return parts[0].replace(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
+        return self._requests()
 
 
 class Loader:
@@ -286,9 +186,9 @@ class Loader:
         dataset: returns a batch, or an error, for a request.
         requests: called at the start of each epoch.
         length: number of batches.
-        workers: processes that read the images; None for the process itself.
+        num_workers: processes that read a batch each; 0 for the process itself.
         pin_memory: whether batches lie in memory from which a GPU can copy by itself.
-        finish: makes a batch, or a part of one, in this process of what the dataset returns.
+        finish: makes a batch in this process of what the dataset returns.
         relabel: returns other labels for those of the dataset.
     """
 
@@ -298,7 +198,7 @@ class Loader:
         requests: Callable[[], Iterator[Request]],
         length: int,
         *,
-        workers: Workers | None = None,
+        num_workers: int = 0,
         pin_memory: bool = False,
         finish: Callable[[Any], Batch | UserError] | None = None,
         relabel: Callable[[Tensor], Tensor] | None = None,
@@ -309,13 +209,12 @@ class Loader:
         self._requests = requests
         self._pin_memory, self._finish = pin_memory, finish or _unchanged
         self._loader: DataLoader[Any] | None = None
-        if workers is not None:
+        if num_workers:
             loader: DataLoader[Any] = DataLoader(
-                _Parts(dataset),
-                batch_sampler=_Requests(requests, workers.part),  # type: ignore[arg-type]  # requests, not indices
+                dataset,
+                batch_sampler=_Requests(requests),  # type: ignore[arg-type]  # requests, not indices
                 collate_fn=_unchanged,
-                num_workers=workers.processes,
-                prefetch_factor=workers.ahead,
+                num_workers=num_workers,
                 persistent_workers=True,
             )
             self._loader = shield_workers(loader)
@@ -333,10 +232,9 @@ class Loader:
             yield batch.replace(labels=self._relabel(batch.labels))
 
     def _batches(self) -> Iterator[Batch | UserError]:
-        if self._loader is not None:
-            parts = ((request, self._finish(part)) for request, part in self._loader)
-            return join(parts, pin_memory=self._pin_memory)
-        batches = map(self._finish, map(self.dataset.__getitems__, self._requests()))  # type: ignore[attr-defined]
+        read: Any = self.dataset
+        given = map(read.__getitems__, self._requests()) if self._loader is None else self._loader
+        batches = map(self._finish, given)
         return (batch.pin_memory() if self._pin_memory and isinstance(batch, Batch) else batch for batch in batches)
 
     def state_dict(self) -> dict[str, Any]:

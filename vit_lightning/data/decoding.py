@@ -262,10 +262,10 @@ def decode_on(
 
     mode = interpolation.rpartition("_")[2]
     images = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
-    crops = [
+    crops = (
         image.to(device)[None, :, upper:lower, left:right].float()  # a GPU resizes no integers
         for image, (left, upper, right, lower) in zip(images, boxes, strict=True)
-    ]
+    )
     resized = torch.cat([interpolate(crop, size, mode=mode, antialias=True) for crop in crops])
     return resized.round_().clamp_(0, 255).to(torch.uint8)
 

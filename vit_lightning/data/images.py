@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from vit_lightning.data.batches import PART_BYTES, Batch, Pixels, Request, gather
+from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import (
     Box,
     Interpolation,
@@ -178,20 +178,6 @@ class DecodedImages(Dataset[Batch]):
         """Returns the file of an image, its content, or the image itself."""
         return self.encoded.read(self.encoded.images[index])
 
-    @cached_property
-    def item_bytes(self) -> int:
-        """Bytes of an image that a worker hands on: of its pixels, or of its file if that has more (mean of 100)."""
-        pixels = 3 * math.prod(self.image_size)
-        if not self.interpolation.startswith("device_"):
-            return pixels
-        sizes = [self._file_bytes(index) for index in range(0, len(self), math.ceil(len(self) / 100))]
-        return max(pixels, math.ceil(sum(sizes) / len(sizes)))
-
-    def _file_bytes(self, index: int) -> int:
-        source = self.source(index)
-        size = len(source) if isinstance(source, bytes) else source.stat().st_size if isinstance(source, Path) else 0
-        return min(size, PART_BYTES)
-
     def fingerprint(self) -> str:
         """Returns a hash of names and labels; the files themselves are not opened."""
         rows = (f"{name}\0{label}\n" for name, label in zip(self.encoded.names, self.labels.tolist(), strict=True))
@@ -226,7 +212,7 @@ class DecodedImages(Dataset[Batch]):
 
 
 class Undecoded(NamedTuple):
-    """A part of a batch, some of whose images are still JPEG files."""
+    """A batch, some of whose images are still JPEG files."""
 
     request: Request
     batch: Batch
@@ -243,7 +229,7 @@ class DecodedOnDevice(Dataset[Any]):
     """Images whose JPEG files are handed on as they are, and decoded on a device by ``finish``.
 
     Args:
-        dataset: decodes what is no plain JPEG, is damaged, or is larger than a part of a batch may be.
+        dataset: decodes what is no plain JPEG, or is damaged.
         device: the device.
     """
 
@@ -267,7 +253,6 @@ class DecodedOnDevice(Dataset[Any]):
         def read(index: int, key: int | None) -> tuple[Pixels, int]:
             whole = key is None and data.resize is not None
             jpeg = None if whole else plain_jpeg(data.source(index), data.part(key))
-            jpeg = None if jpeg is None or len(jpeg.content) > PART_BYTES else jpeg
             pixels = data.pixels(index, key) if jpeg is None else blank
             found.append(jpeg)
             return pixels, data.encoded.labels[index]
@@ -288,7 +273,7 @@ class DecodedOnDevice(Dataset[Any]):
         )
 
     def finish(self, part: Undecoded | UserError) -> Batch | UserError:
-        """Returns the part with all images on the device; where a file is damaged, all as the dataset decodes them."""
+        """Returns the batch with all images on the device; where a file is damaged, all as the dataset decodes them."""
         if isinstance(part, UserError):
             return part
         images = part.batch.images.to(self.device)
