@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from vit_lightning import ViT, accelerate
 from vit_lightning.training.classifier import ViTClassifier
-from vit_lightning.training.compiled import REPLAYS, compile_module, gpu_options
+from vit_lightning.training.compiled import REPLAYS, compile_module
 from vit_lightning.training.optim import OptimizerConfig, optimizer_and_schedule, parameter_groups
 from vit_lightning.training.resources import peak_flops
 
@@ -264,24 +264,16 @@ def _kind(name: str) -> str:
     return next((kind for kind in kinds if any(part in name.lower() for part in KINDS[kind])), "others")
 
 
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "as the option compile": ("", {}),
-    "casts apart": ("", {"post_grad_custom_post_pass": None}),
-    "by blocks": ("cpu", {}),
-    "kernels joined": ("", {"combo_kernels": True}),
-    REPLAYS: ("", {}),  # CUDA graphs, by the option's own value
-}
-"""Type of device for whose way a module is compiled, by default its own, and settings of Inductor."""
+FORMS = {"as the option compile": "", "by blocks": "cpu", REPLAYS: ""}
+"""Type of device for whose way a module is compiled, by default its own; the last is the option's own value."""
 
 
 def forms(place: Place, network: str) -> Rows:
     """Ours compiled in several ways, interleaved."""
     made = {}
-    for name, (device, settings) in FORMS.items():
+    for name, device in FORMS.items():
         replays = name == REPLAYS and place.on_gpu
-        options = mock.patch("vit_lightning.training.compiled.gpu_options", return_value=gpu_options() | settings)
-        # what one form has compiled stays when the next one is
-        with options, mock.patch("torch._dynamo.reset"):
+        with mock.patch("torch._dynamo.reset"):  # what one form has compiled stays when the next one is
             made[name] = our_step(sizes_of(network, place), place, compiled_for=device, replays=replays)
             for _ in range(4):
                 made[name]()

@@ -11,11 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from runs import SMALL
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.pattern_matcher import stable_topological_sort
 
 from vit_lightning import (
     LossConfig,
@@ -31,7 +27,7 @@ from vit_lightning.cli import main
 from vit_lightning.commands.session import chosen_matmul
 from vit_lightning.config.resolve import resolve
 from vit_lightning.errors import UserError
-from vit_lightning.training.compiled import CAST, JoinedCasts, compile_module
+from vit_lightning.training.compiled import compile_module
 from vit_lightning.training.losses import Distillation, DistillationConfig, Teacher
 from vit_lightning.training.resources import auto_precision, has_fast_bfloat16
 
@@ -119,54 +115,6 @@ def test_for_a_gpu_network_and_loss_are_one_graph_for_each_shape(options):
         assert ".item(" not in graph.code
 
 
-def joined_as_for_a_gpu(passes, graph):
-    """Changes the graph of a forward or a backward pass as Inductor does, and keeps how many casts it has."""
-    before = len(graph.graph.find_nodes(op="call_function", target=CAST))
-    JoinedCasts()(graph.graph)
-    stable_topological_sort(graph.graph)
-    graph.recompile()
-    joined = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._foreach_copy.default)
-    passes.append([before, len(graph.graph.find_nodes(op="call_function", target=CAST)), len(joined)])
-
-
-def test_casts_for_a_gpu_are_one_operator_each_way_with_the_same_bits():
-    torch.manual_seed(0)
-    network = ViT(**SIZES, drop_path=0.2, layer_scale=0.1)
-    accelerate(network)
-    nn.init.normal_(network.head.linear.weight)
-    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 3) for _ in range(2)]
-    keys, found = list(network.state_dict()), []
-    for change in (lambda graph: None, partial(joined_as_for_a_gpu, passes := [])):
-        module = ViTClassifier(copy.deepcopy(network), loss=LossConfig(label_smoothing=0.1))
-
-        def compiler(graph, inputs, change=change):
-            change(graph)
-            return make_boxed_func(graph.forward)
-
-        backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, decompositions=select_decomp_table())
-        compile_module(module, 4, GPU, backend=backend)
-        torch.manual_seed(1)
-        losses = [step_of(module, batch).loss for batch in batches]  # gradients are accumulated
-        assert list(module.network.state_dict()) == keys
-        found.append(losses + [weight.grad for weight in module.parameters()])
-    assert all(map(torch.equal, *found))
-    assert all(values.abs().max() > 0 for values in found[0])
-    (forward, left, joined), (backward, left_backward, joined_backward) = passes
-    products = 4 + 2  # of the block, of the patches and of the head
-    assert (joined, joined_backward) == (1, 1)
-    assert forward - left == 2 * products  # weights and biases
-    assert backward - left_backward == products  # a sum over tokens makes the gradient of a bias
-
-
-@pytest.mark.parametrize("device", [CPU, GPU])
-def test_casts_are_joined_by_inductor_alone_and_on_a_gpu(device, monkeypatch):
-    given = []
-    monkeypatch.setattr(torch, "compile", lambda step, options, **others: given.append(options or {}) or step)
-    for backend in ("inductor", "eager"):
-        compile_module(ViTClassifier(ViT(**SIZES)), 4, device, backend=backend)
-    assert [[*map(type, options.values())] for options in given] == [[JoinedCasts] * (device == GPU), []]
-
-
 @pytest.fixture
 def replayed(monkeypatch):
     """A module whose compiled step writes the results of all batches to the same memory, as CUDA graphs do."""
@@ -192,8 +140,7 @@ def replayed(monkeypatch):
 
 def test_cuda_graphs_are_marked_before_each_step_and_give_copies(replayed):
     module, (options, *calls) = replayed
-    assert options.pop("triton.cudagraphs") is True
-    assert [type(change) for change in options.values()] == [JoinedCasts], "as without them"
+    assert options == {"triton.cudagraphs": True}
     assert not calls
     batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 3) for _ in range(2)]
     kept = []
