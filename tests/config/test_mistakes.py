@@ -402,6 +402,9 @@ TOGETHER = {
     "fit digits.yaml --loss.class_path=MultiMarginLoss --data.mixing=[MixUp]": (
         "MultiMarginLoss: with class probabilities, which data.mixing makes: "
     ),
+    "fit digits.yaml --data.augment='[{class_path: Normalize, mean: [0.5], std: [0.5]}]'": (
+        "data.augment.Normalize gets a uint8 tensor (c, H, W), normalised after it: TypeError: Input tensor"
+    ),
     "fit digits.yaml --data.augment='[{class_path: Resize, size: 4}]'": "Resize gives 1x4x4 ... must keep the size",
     "fit digits.yaml --data.augment='[{class_path: ConvertImageDtype}]'": "gives float32 ... data.mean and data.std",
     "fit digits.yaml --freeze=backbone --optimizer.name=muon": (

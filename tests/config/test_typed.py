@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 import pytest
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import Logger
@@ -16,7 +17,7 @@ from torch import nn
 
 from vit_lightning import MSSA, UserError
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Place, Reader
+from vit_lightning.config.typed import Part, Place, Reader, made
 
 
 class Colour(Enum):
@@ -103,6 +104,13 @@ def test_a_factory_has_the_options_that_nobody_gives_it():
     assert made.func is MSSA
     assert isinstance(made(8, 2), MSSA)
     assert part.plain()["init_args"]["dim_head"] == 4
+
+
+def test_a_transform_of_torchvision_is_made_where_any_function_may_stand():
+    normalise = {"class_path": "torchvision.transforms.Normalize", "mean": [0.5], "std": [0.25]}
+    given = {"class_path": "torchvision.transforms.Compose", "transforms": [normalise]}
+    compose = made(Reader().value(Callable[[Any], Any] | None, given, "a"))
+    assert compose(torch.ones(1, 2, 2)).unique().tolist() == [2.0]
 
 
 def test_what_a_class_passes_on_belongs_to_it_without_its_defaults():

@@ -66,6 +66,11 @@ class Predicted(Staged):
         return DataLoader(Subset(self.predict, range(40, 60)), 16)
 
 
+class Unlabelled(Staged):
+    def predict_dataloader(self):
+        return DataLoader(self.predict.tensors[0][40:], 16)
+
+
 class Drawn(Module):
     def train_dataloader(self):
         return DataLoader(self.set, 16, True, generator=torch.Generator().manual_seed(0))

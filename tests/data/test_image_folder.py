@@ -467,7 +467,14 @@ def test_images_of_12_bits_in_16_are_said_to_be_nearly_black(tmp_path, largest, 
             pixels = np.full((8, 8), largest * (number + 1) // 4, np.uint16)
             Image.fromarray(pixels).save(tmp_path / split / name / f"{number}.tif")
     with warnings.catch_warnings(record=True) as caught:
-        ImageFolder(root=str(tmp_path), image_size=8, in_memory=False).dataset("test")
-    assert [str(one.message) for one in caught] == said * [
-        f"data.root={tmp_path}: images are nearly black (scale 16 bits to 65535)"
+        data = ImageFolder(root=str(tmp_path), image_size=8, in_memory=False)
+        data.dataset("test")
+        files = ImageFiles(**{**data.test_view(), "class_names": ["a", "b"]})
+        files.files = sorted((tmp_path / "val").rglob("*.tif"))
+        assert len(files.dataset("test")) == 8
+    assert [str(one.message) for one in caught] == [
+        f"images such as {tmp_path}/{split}/a/0.tif are nearly black (scale 16 bits to 65535)"
+        for split in ("test", "val")[: 2 * said]
     ]
+    files = ImageFiles(**{**data.test_view(), "class_names": ["a", "b"]})
+    assert len(files.dataset("test")) == 0

@@ -92,7 +92,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
 
 
 def predict(experiment: Experiment, *, top_k: int = 5) -> None:
-    """Predicts the given image files, or all test images of the run without any.
+    """Predicts the given image files; without any all images of the run's predict_dataloader, else of its test.
 
     Args:
         top_k: number of top classes per image.
@@ -105,17 +105,16 @@ def predict(experiment: Experiment, *, top_k: int = 5) -> None:
 
 
 def predict_test_images(experiment: Experiment) -> None:
-    """Writes label, prediction and probability of each test image to ``predictions.csv`` in a new folder."""
+    """Writes label, if any, prediction and probability of each image to ``predictions.csv`` in a new folder."""
     with session(experiment, "predict") as folder:
         path = folder / "predictions.csv"
         trainer, found = _run_network(experiment, folder, {})
-        if "labels" not in found:
-            raise UserError(f"{experiment.data.place}: the images have no labels (name images or folders)")
+        values, tops = found["probabilities"].double().max(dim=1)
         # else in the order in which Lightning shares the images out to the ranks
-        indices = found.get("indices", torch.arange(len(found["labels"])) * trainer.world_size + trainer.global_rank)
-        columns = [indices, found["labels"], *reversed(found["probabilities"].double().max(dim=1))]
+        indices = found.get("indices", torch.arange(len(tops)) * trainer.world_size + trainer.global_rank)
+        names = [*experiment.data.label_names, ""]  # of no label
+        columns = [indices, found.get("labels", torch.full_like(tops, -1)), tops, values]
         rows = gather(trainer, torch.stack([column.double() for column in columns], dim=1)).tolist()
-        names = experiment.data.label_names
         lines = [(int(n), names[int(label)], names[int(top)], share) for n, label, top, share in sorted(rows)]
         write_rows(path, ("index", "label", "prediction", "probability"), lines)
     say(f"predictions of {counted(len(lines), 'image')}: {path}")

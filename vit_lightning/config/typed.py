@@ -208,7 +208,7 @@ def place_of(kind: Any) -> Place | None:
         return Place(parts[0] if parts and inspect.isclass(parts[0]) and parts[0] is not Any else None, itself)
     if origin is collections.abc.Callable:
         taken, returned = parts or (..., Any)
-        bases = [each for each in members(returned) if inspect.isclass(each) and each not in (*PLAIN, object)]
+        bases = [each for each in members(returned) if inspect.isclass(each) and each not in (*PLAIN, object, Any)]
         return Place(bases[0] if bases else None, partial, None if taken is ... else len(taken))
     return Place(kind) if inspect.isclass(kind) and kind not in (object, Any) and origin is kind else None
 

@@ -2,10 +2,8 @@
 
 import os
 import re
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -247,7 +245,4 @@ class ImageSet(SplitData):
             resize=self.resize,
             interpolation=self.interpolation,
         )
-        with suppress(UserError):  # said where the image is used
-            if max(dataset.whole(index).max() for index in range(0, len(dataset), len(dataset) // 3 + 1)) <= 16:
-                warnings.warn(f"{self.place}: images are nearly black (scale 16 bits to 65535)", stacklevel=2)
         return keep_if_small(dataset, split, self.in_memory)

@@ -6,8 +6,10 @@ import hashlib
 import math
 import os
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -164,6 +166,9 @@ class DecodedImages(Dataset[Batch]):
 
     def __post_init__(self) -> None:
         self.labels = torch.tensor(self.encoded.labels)
+        with suppress(UserError):  # said where the image is used
+            if max((self.whole(index).max() for index in range(0, len(self), len(self) // 3 + 1)), default=255) <= 16:
+                warnings.warn(f"images such as {self.name(0)} are nearly black (scale 16 bits to 65535)", stacklevel=2)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -55,7 +55,7 @@ class PerImage(Augmentation):
         return after.to(images)
 
     def _changed(self, image: Tensor) -> Tensor:
-        with named(f"augment.{self.name}: ", others=True):
+        with named(f"augment.{self.name} gets a uint8 tensor (c, H, W), normalised after it: ", others=True):
             changed = self.transform(image)
         if not isinstance(changed, Tensor):
             raise UserError(f"augment.{self.name} gives {type(changed).__name__}, not a tensor (c, H, W) of uint8")

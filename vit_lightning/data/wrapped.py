@@ -404,7 +404,8 @@ class WrappedDataModule(ImageData):
         assert self.trainer is not None
         batch, kind = self.module.on_after_batch_transfer(batch, dataloader_idx), self.trainer.lightning_module
         is_ours = getattr(kind, "takes_pairs", False)
-        if not is_ours and not self.changes_labels:
+        is_unlabelled = self.trainer.predicting and len([*tensors_in(batch)]) == 1
+        if is_unlabelled or not (is_ours or self.changes_labels):
             return batch
         found = as_batch(batch[:2] if is_ours and isinstance(batch, tuple | list) else batch)
         if found is None or (self.changes_labels and found.targets is not None):

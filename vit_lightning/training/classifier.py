@@ -307,7 +307,7 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
         raise UserError(f"{type(module).__name__} gives {type(logits).__name__} where logits (b, classes) are expected")
     data = getattr(module.trainer, "datamodule", None) if is_attached(module) else None
     found = {"probabilities": probabilities(logits, multi_label=getattr(data, "multi_label", False))}
-    if labels:
+    if labels and isinstance(labels[0], Tensor):
         found["labels"] = labels[0]
     if isinstance(getattr(batch, "indices", None), Tensor):
         found["indices"] = batch.indices
