@@ -8,7 +8,6 @@ from vit_lightning.commands.load import load as load
 from vit_lightning.config.experiment import Experiment as Experiment
 from vit_lightning.config.resolve import resolve as resolve
 from vit_lightning.data.augment import Augmentation as Augmentation
-from vit_lightning.data.augment import ColorJitter as ColorJitter
 from vit_lightning.data.augment import HorizontalFlip as HorizontalFlip
 from vit_lightning.data.augment import RandomAffine as RandomAffine
 from vit_lightning.data.augment import RandomCrop as RandomCrop
@@ -25,7 +24,6 @@ from vit_lightning.data.policies import AutoAugment as AutoAugment
 from vit_lightning.data.policies import RandAugment as RandAugment
 from vit_lightning.data.policies import ThreeAugment as ThreeAugment
 from vit_lightning.data.policies import TimmRandAugment as TimmRandAugment
-from vit_lightning.data.policies import TrivialAugment as TrivialAugment
 from vit_lightning.data.small_sets import CIFAR10 as CIFAR10
 from vit_lightning.data.small_sets import CIFAR100 as CIFAR100
 from vit_lightning.data.small_sets import Digits as Digits

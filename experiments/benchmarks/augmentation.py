@@ -24,7 +24,6 @@ from torchvision.transforms import v2
 
 from vit_lightning import (
     AutoAugment,
-    ColorJitter,
     HorizontalFlip,
     RandAugment,
     RandomAffine,
@@ -32,7 +31,6 @@ from vit_lightning import (
     RandomErasing,
     RandomResizedCrop,
     ThreeAugment,
-    TrivialAugment,
 )
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batch_transform import images_at_a_time
@@ -51,10 +49,7 @@ def pairs(size: int) -> dict[str, tuple[Augmentation, v2.Transform]]:
     return {
         "AutoAugment": (AutoAugment(), v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10)),
         "RandAugment": (RandAugment(), v2.RandAugment()),
-        "TrivialAugment": (TrivialAugment(), v2.TrivialAugmentWide()),
         "ThreeAugment": (ThreeAugment(), v2.Compose([v2.RandomChoice(three), v2.ColorJitter(0.3, 0.3, 0.3)])),
-        "ColorJitter": (ColorJitter(), v2.ColorJitter(0.3, 0.3, 0.3)),
-        "ColorJitter with hue": (ColorJitter(hue=0.1), v2.ColorJitter(0.3, 0.3, 0.3, 0.1)),
         "RandomResizedCrop": (RandomResizedCrop(), v2.RandomResizedCrop(size)),
         "RandomAffine": (RandomAffine(), v2.RandomAffine(10.0, (0.1, 0.1), (0.9, 1.1), interpolation=bilinear)),
         "RandomErasing": (RandomErasing(fill="black"), v2.RandomErasing(0.25)),

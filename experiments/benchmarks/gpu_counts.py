@@ -58,12 +58,9 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     "RandomResizedCrop": vit_lightning.RandomResizedCrop,
     "RandomErasing": vit_lightning.RandomErasing,
     "RandomAffine": vit_lightning.RandomAffine,
-    "ColorJitter": vit_lightning.ColorJitter,
-    "ColorJitter with hue": lambda: vit_lightning.ColorJitter(hue=0.1),
     "AutoAugment": vit_lightning.AutoAugment,
     "RandAugment": vit_lightning.RandAugment,
     "TimmRandAugment": vit_lightning.TimmRandAugment,
-    "TrivialAugment": vit_lightning.TrivialAugment,
     "ThreeAugment": vit_lightning.ThreeAugment,
 }
 WAITS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive"}

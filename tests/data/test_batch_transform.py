@@ -6,7 +6,6 @@ from torch._dynamo.utils import counters
 
 from vit_lightning import (
     AutoAugment,
-    ColorJitter,
     HorizontalFlip,
     RandAugment,
     RandomAffine,
@@ -15,7 +14,6 @@ from vit_lightning import (
     RandomResizedCrop,
     ThreeAugment,
     TimmRandAugment,
-    TrivialAugment,
 )
 from vit_lightning import random_keys as drawing
 from vit_lightning.data import operations, policies
@@ -25,11 +23,11 @@ from vit_lightning.data.batches import Batch
 CHANGES = [
     pytest.param([AutoAugment(fill=99), RandomCrop(2), HorizontalFlip(), RandomErasing(0.5)], id="crop"),
     pytest.param(
-        [RandomResizedCrop(), TrivialAugment(), RandomAffine(), RandAugment(), TimmRandAugment()],
+        [RandomResizedCrop(), RandomAffine(), RandAugment(), TimmRandAugment()],
         id="resized crop",
         marks=pytest.mark.full,
     ),
-    pytest.param([ThreeAugment(), ColorJitter(hue=0.1)], id="colours", marks=pytest.mark.full),
+    pytest.param([ThreeAugment()], id="colours", marks=pytest.mark.full),
 ]
 
 
@@ -55,7 +53,7 @@ def test_inductor_draws_and_moves_the_same(monkeypatch):
     """Also where a place is midway between two; without blends, whose sums a CPU's eager operators round once."""
     images = torch.randint(0, 256, (400, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
     keys = drawing.sample_keys(0, 0, torch.arange(400))
-    policy, unchanged = TrivialAugment(), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0])
+    policy, unchanged = AutoAugment(), torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0])
     monkeypatch.setattr(operations, "host_chooses", lambda images: False)
     monkeypatch.setattr(policies, "_parameters", lambda scale, channels: unchanged.expand(scale.table().numel(), -1))
     monkeypatch.setattr(drawing, "_calculate", lambda function, bits: function(bits))

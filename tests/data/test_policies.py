@@ -10,7 +10,7 @@ from sklearn.datasets import load_sample_image
 from timm.data import auto_augment
 from torchvision.transforms import autoaugment, v2
 
-from vit_lightning import AutoAugment, RandAugment, ThreeAugment, TimmRandAugment, TrivialAugment, UserError
+from vit_lightning import AutoAugment, RandAugment, ThreeAugment, TimmRandAugment, UserError
 from vit_lightning.data import operations
 from vit_lightning.data.policies import DRAWN, OPERATIONS, SIGNED, sub_policies
 from vit_lightning.random_keys import mix, sample_keys, uniform
@@ -105,16 +105,6 @@ def test_randaugment_draws_operations_of_torchvision_s_magnitudes(monkeypatch, m
         assert seen == ({value, -value} if signed else {value})
     counts = [sum(n == name for n, _ in layers[0]) for name in list(OPERATIONS)[:DRAWN]]
     assert min(counts) > 150  # of 214 expected
-
-
-def test_trivialaugment_draws_every_bin_of_torchvision_s_wide_space(monkeypatch):
-    (layer,) = recorded(monkeypatch, TrivialAugment(), count=30_000)
-    for name in list(OPERATIONS)[:DRAWN]:
-        table, signed = v2.TrivialAugmentWide._AUGMENTATION_SPACE[name]
-        values = table(31, 32, 32)
-        values = {0.0} if values is None else {float(value) for value in values}
-        seen = {m for n, m in layer if n == name}
-        assert seen == values | ({-value for value in values} if signed else set())
 
 
 POLICIES = pytest.mark.parametrize("policy", ["cifar10", "imagenet"])

@@ -67,8 +67,8 @@ OWN = {
 SMALL, TOKEN = ("--data.image_size=8", "--data.batch_size=4"), "--model.distillation_token=true"
 PARTS: dict[str, tuple[str, ...]] = {
     **{f"own {name}": ("--config=../project/exp.yaml", *flags) for name, flags in OWN.items()},
-    **in_list("data.augment", "HorizontalFlip", "RandAugment", "RandomAffine", "TrivialAugment", "RandomErasing"),
-    **in_list("data.augment", "RandomResizedCrop", "AutoAugment", "ThreeAugment", "ColorJitter"),
+    **in_list("data.augment", "HorizontalFlip", "RandAugment", "RandomAffine", "RandomErasing"),
+    **in_list("data.augment", "RandomResizedCrop", "AutoAugment", "ThreeAugment"),
     **in_list("data.augment", "TimmRandAugment"),
     **in_list("data.augment", "RandomCrop", padding=1),
     **in_list("data.augment", "PerImage", transform="torchvision.transforms.v2.RandomHorizontalFlip"),

@@ -249,25 +249,6 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     return _bytes(pixels)
 
 
-def hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Shifts hues by a fraction of the colour circle, -0.5 to 0.5."""
-    if images.shape[1] == 1:
-        return images
-    pixels = images.to(torch.float32) / 255.0
-    low, high = pixels.aminmax(dim=1)
-    spread = high - low
-    red, green, blue = ((high[:, None] - pixels) / torch.where(spread > 0, spread, 1.0)[:, None]).unbind(1)
-    sector = torch.where(
-        pixels[:, 0] == high, blue - green, torch.where(pixels[:, 1] == high, 2 + red - blue, 4 + green - red)
-    )
-    shifted = (sector / 6 + shift.to(torch.float32)[:, None, None]).remainder(1.0) * 6
-    offsets = torch.arange(5.0, 0.0, -2.0, device=images.device)[:, None, None]
-    distance = (shifted[:, None] + offsets).remainder(6.0)
-    share = torch.minimum(distance, 4.0 - distance).clamp(0.0, 1.0)
-    # 255.999 gives each of the 256 values the same part of the range, as torchvision converts
-    return _bytes((high[:, None] - spread[:, None] * share) * 255.999)
-
-
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
     """Keeps the upper ``bits`` bits."""
     lost = (8 - bits.to(torch.uint8))[:, None, None, None]

@@ -1,4 +1,4 @@
-"""Augmentation policies that draw operations for each image: AutoAugment, RandAugment, TrivialAugment, 3-Augment."""
+"""Augmentation policies that draw operations for each image: AutoAugment, RandAugment, 3-Augment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vit_lightning.constants import constant
 from vit_lightning.data import operations
-from vit_lightning.data.augment import Augmentation, ColorJitter
+from vit_lightning.data.augment import Augmentation
 from vit_lightning.limits import at_least, choice, problems_of, refuse
 from vit_lightning.random_keys import mix, uniform
 
@@ -36,7 +36,7 @@ COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *COLOURS)
 """Operations whose magnitude is negated for half of the images."""
 DRAWN = 14
-"""The first operations, of which torchvision's RandAugment and TrivialAugment draw."""
+"""The first operations, of which torchvision's RandAugment draws."""
 MOVES = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 """The first operations, which move pixels at most."""
 
@@ -46,7 +46,6 @@ class Scale(NamedTuple):
 
     largest: tuple[tuple[str, float], ...]
     """Largest magnitude of an operation."""
-    posterized_bits: int
     bin: int | None = None
     """The only one that is used."""
     bins: int = 31
@@ -56,7 +55,7 @@ class Scale(NamedTuple):
     def table(self) -> Tensor:
         """Returns (operations, bins, 2) magnitudes, float64: as they are, and negated where an operation has a sign."""
         rows = {name: torch.linspace(0.0, largest, self.bins) for name, largest in self.largest}
-        lost = torch.arange(self.bins) / ((self.bins - 1) / self.posterized_bits)
+        lost = torch.arange(self.bins) / ((self.bins - 1) / 4)
         table = _both_signs(rows | {"Posterize": (8 - lost).round(), "Solarize": torch.linspace(1.0, 0.0, self.bins)})
         return table if self.bin is None else table[:, self.bin : self.bin + 1]
 
@@ -122,7 +121,7 @@ def _sources(scale: Scale | TimmScale, height: int, width: int) -> Tensor:
     """Returns what ``operations.apply_at_once`` takes for each row of a scale up to Rotate, and last for all others.
 
     Both forms thus take the same pixels, also where a place is midway between two. (rows + 1, H * W), int32: 3 MB for
-    RandAugment at 224 pixels, 75 MB for TrivialAugment.
+    RandAugment at 224 pixels.
     """
     numbers = torch.arange(1, height * width + 1, dtype=torch.float32).view(1, 1, height, width)
     moved = [
@@ -220,7 +219,7 @@ class AutoAugment(Augmentation):
         number, *draws = uniform(keys, range(1, 6))
         (rows, p), chance, sign = table[..., (number * table.shape[-1]).long()], torch.stack(draws[:2]), draws[2:]
         rows = torch.where(chance <= p, rows.long() + (torch.stack(sign) < 0.5), 0)
-        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), 4, bins=10, fill=self.fill))
+        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), bins=10, fill=self.fill))
 
 
 class RandAugment(Augmentation):
@@ -239,7 +238,7 @@ class RandAugment(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         draw, sign = uniform(mix(keys, range(self.num_ops)), range(1, 3))
         rows = torch.add(sign < 0.5, (draw * DRAWN).long(), alpha=2)
-        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), 4, self.magnitude))
+        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), self.magnitude))
 
 
 class TimmRandAugment(Augmentation):
@@ -283,24 +282,7 @@ class TimmRandAugment(Augmentation):
         return apply_operations(images, rows, scale)
 
 
-class TrivialAugment(Augmentation):
-    """One operation and its magnitude, drawn from 14 for each image (Müller and Hutter 2021; the "wide" space)."""
-
-    scale = Scale(
-        tuple(
-            {
-                **dict.fromkeys(("ShearX", "ShearY", *COLOURS), 0.99),
-                **dict.fromkeys(("TranslateX", "TranslateY"), 32.0),
-                "Rotate": 135.0,
-            }.items()
-        ),
-        posterized_bits=6,
-    )
-
-    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        draw, sign, bin_ = uniform(keys, range(1, 4))
-        place = torch.add((bin_ * 31).long(), (draw * DRAWN).long(), alpha=31)
-        return apply_operations(images, torch.add(sign < 0.5, place, alpha=2)[None], self.scale)
+JITTER = (operations.brightness, operations.contrast, operations.saturation)
 
 
 class ThreeAugment(Augmentation):
@@ -312,7 +294,7 @@ class ThreeAugment(Augmentation):
 
     def __init__(self, jitter: float = 0.3) -> None:
         refuse(at_least(0, jitter=jitter), prefix="augment.ThreeAugment.")
-        self.jitter = ColorJitter(jitter, jitter, jitter)
+        self.jitter = jitter
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         kind, strength = uniform(keys, range(1, 3))
@@ -329,4 +311,27 @@ class ThreeAugment(Augmentation):
             gray, solarized, blurred = (change(images, sigma) for change in changes.values())
             which = which[:, None, None, None]
             changed = torch.where(which == 2, blurred, torch.where(which == 0, gray, solarized))
-        return self.jitter(changed, mix(keys, 1))
+        return _jittered(changed, mix(keys, 1), self.jitter)
+
+
+def _jittered(images: Tensor, keys: Tensor, strength: float) -> Tensor:
+    """Returns images changed as by ``JITTER``, in an order drawn for each, by factors of 1 less and more strength."""
+    if strength == 0.0:
+        return images
+    draws = uniform(keys, range(10, 23))  # first for the order, and from the eleventh on for the factors
+    count = 2 if images.shape[1] == 1 else 3  # gray images have no saturation
+    order = draws[:count].argsort(dim=0, stable=True)  # the change with the smallest number comes first
+    low = max(0.0, 1.0 - strength)
+    factor = (low + draws[10 : 10 + count] * (1.0 + strength - low)).gather(0, order)
+    if operations.host_chooses(images):
+        for which, factors in zip(order, factor, strict=True):
+            images = operations.change_each(images, which, factors, dict(enumerate(JITTER)))
+        return images
+    # what JITTER does, by one calculation for all kinds
+    order, factor = order[..., None, None, None], factor[..., None, None, None]
+    rest = (1.0 - factor.double()).float()
+    by_mean, by_gray = (torch.where(order == number, rest, 0.0) for number in (1, 2))
+    for place in range(count):
+        images = operations.blended(images.float(), factor[place], by_gray[place], by_mean[place])
+        images = images.clamp(0.0, 255.0).to(torch.uint8)
+    return images
