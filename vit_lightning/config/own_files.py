@@ -37,9 +37,8 @@ _imported: dict[str, tuple[Path, bytes]] = {}
 def use_files(folders: Iterable[Path] = ()) -> None:
     """Lets imports search these folders after all others, in place of those before."""
     global _used
-    for place in filter(
-        sys.path.__contains__, map(str, _used)
-    ):  # the last one of each: a folder may have stood there before
+    # the last one of each: a folder may have stood there before
+    for place in filter(sys.path.__contains__, map(str, _used)):
         del sys.path[len(sys.path) - 1 - sys.path[::-1].index(place)]
     _used = tuple(dict.fromkeys(folder.resolve() for folder in folders))
     sys.path += map(str, _used)
@@ -69,9 +68,10 @@ def files_of(folder: Path | None) -> Iterator[None]:
 
 def own_files() -> dict[str, tuple[Path, bytes]]:
     """Returns the files in use that were imported, by their paths in a run folder, with their texts as they were."""
+    folders = tuple(map(str, _used))
     for name, module in list(sys.modules.items()):
         file = str(getattr(module, "__dict__", {}).get("__file__"))
-        if name not in _imported and _is_used(name, file) and _is_own(file):
+        if file.startswith(folders) and name not in _imported and _is_used(name, file) and _is_own(file):
             _imported[name] = Path(file), Path(file).read_bytes()
     paths = {_path(name, str(file)): (name, file, text) for name, (file, text) in _imported.items()}
     return {
