@@ -79,7 +79,6 @@ from vit_lightning.training.losses import Teacher as Teacher
 from vit_lightning.training.mae import MAE as MAE
 from vit_lightning.training.optim import OptimizerConfig as OptimizerConfig
 from vit_lightning.training.probes import KNNProbe as KNNProbe
-from vit_lightning.training.probes import LinearProbe as LinearProbe
 from vit_lightning.weights.convert import from_reference as from_reference
 from vit_lightning.weights.convert import to_reference as to_reference
 from vit_lightning.weights.options import model_config as model_config

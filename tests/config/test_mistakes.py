@@ -331,8 +331,8 @@ TOGETHER = {
     "fit digits.yaml --checkpoint.monitor=val/auc": "checkpoint.monitor=val/auc is not logged (choose ",
     "fit digits.yaml --checkpoint.mode=max": "checkpoint.mode=max: lower values of val/loss are better (give mode=min)",
     "fit digits.yaml --metrics=[F1Score] --checkpoint.monitor=val/f1": "val/acc5, val/f1_score, ",
-    "fit digits.yaml --trainer.callbacks='[{class_path: KNNProbe}]' --checkpoint.monitor=val/linear_acc": (
-        "checkpoint.monitor=val/linear_acc is not logged ... val/knn_acc"
+    "fit digits.yaml --trainer.callbacks='[{class_path: KNNProbe}]' --checkpoint.monitor=val/acc9": (
+        "checkpoint.monitor=val/acc9 is not logged ... val/knn_acc"
     ),
     "fit digits.yaml --metrics=[HammingDistance] --checkpoint.monitor=val/hamming_distance --checkpoint.mode=max": (
         "checkpoint.mode=max: lower values of val/hamming_distance are better (give mode=min)"

@@ -74,7 +74,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     **in_list("data.augment", "PerImage", transform="torchvision.transforms.v2.RandomHorizontalFlip"),
     **in_list("data.augment", "torchvision.transforms.v2.RandomRotation", degrees=9),
     **in_list("data.mixing", "MixUp", "CutMix"),
-    **in_list("trainer.callbacks+", "KNNProbe", "LinearProbe"),
+    **in_list("trainer.callbacks+", "KNNProbe"),
     **classes("model.block", "CompactBlock", "ParallelBlock", "PostNormBlock", "ResPostNormBlock", "SandwichNormBlock"),
     "TransformerEncoderBlock": (
         "--model.block=TransformerEncoderBlock",

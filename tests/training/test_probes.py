@@ -1,16 +1,14 @@
-"""Probes of the features in validation: neighbours and linear classifiers, which leave the training as it is."""
+"""Neighbours of the features in validation, which leave the training as it is."""
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer, seed_everything
 from runs import SMALL
 from sklearn.neighbors import KNeighborsClassifier
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vit_lightning import Digits, EMAConfig, KNNProbe, LinearProbe, RandomCrop, UserError, ViT, ViTClassifier
+from vit_lightning import Digits, EMAConfig, KNNProbe, RandomCrop, UserError, ViT, ViTClassifier
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
 from vit_lightning.storage.checkpoint_files import read_checkpoint
@@ -28,45 +26,20 @@ def drawn(count: int, seed: int) -> Features:
 
 
 def test_neighbours_are_those_of_scikit_learn():
-    train, val, draws = drawn(300, 0), drawn(400, 1), torch.Generator()
+    train, val = drawn(300, 0), drawn(400, 1)
     accuracies = []
     for k in (1, 7, 300):
         known = KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp(-distance / 0.1))
         accuracies.append(known.fit(train.vectors, train.labels).score(val.vectors, val.labels))
-        assert KNNProbe(k, 0.1).measure(train, val, 5, draws) == pytest.approx([accuracies[-1]], abs=1e-9)
-
-
-def test_linear_classifiers_are_those_of_torch_each_for_itself():
-    train, val = drawn(300, 0), drawn(400, 1)
-    probe, generator = LinearProbe([0.01, 0.5], epochs=2, batch_size=64), torch.Generator().manual_seed(3)
-    with torch.inference_mode():
-        weights, biases = probe.train(train, 5, generator)
-    accuracies = []
-    for lr, weight, bias in zip(probe.lrs, weights, biases, strict=True):
-        generator = torch.Generator().manual_seed(3)
-        layer = nn.Linear(8, 5)
-        layer.weight.data, layer.bias.data = 0.01 * torch.randn(5, 8, generator=generator), torch.zeros(5)
-        optimizer = torch.optim.SGD(layer.parameters(), lr, momentum=0.9)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
-        for _ in range(2):
-            for batch in torch.randperm(300, generator=generator).split(64):
-                optimizer.zero_grad()
-                F.cross_entropy(layer(train.vectors[batch]), train.labels[batch]).backward()
-                optimizer.step()
-                schedule.step()
-        torch.testing.assert_close(weight, layer.weight.data, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(bias[0], layer.bias.data, rtol=1e-4, atol=1e-5)
-        accuracies.append(float((layer(val.vectors).argmax(dim=1) == val.labels).double().mean()))
-    found = probe.measure(train, val, 5, torch.Generator().manual_seed(3))
-    assert found == [pytest.approx(max(accuracies)), probe.lrs[accuracies.index(max(accuracies))]]
+        assert KNNProbe(k, 0.1).measure(train, val, 5) == pytest.approx(accuracies[-1], abs=1e-9)
 
 
 class Kept(KNNProbe):
     """Keeps what it is given."""
 
-    def measure(self, train, val, classes, generator):
+    def measure(self, train, val, classes):
         self.given = train, val
-        return super().measure(train, val, classes, generator)
+        return super().measure(train, val, classes)
 
 
 class Seen(Callback):
@@ -103,15 +76,12 @@ def test_features_are_those_before_the_classifier_of_images_without_augmentation
             assert nearest.unique().numel() == len(nearest)
 
 
-def test_a_run_is_the_same_with_probes_and_chooses_by_them(results, in_folder):
-    probes = "[{class_path: KNNProbe}, {class_path: LinearProbe, init_args: {lrs: [0.1, 1], epochs: 2}}]"
-    flags = [f"--trainer.callbacks={probes}", "--checkpoint.monitor=val/linear_acc", "--test=false", "--out=probed"]
+def test_a_run_is_the_same_with_a_probe_and_chooses_by_it(results, in_folder):
+    flags = ["--trainer.callbacks=[KNNProbe]", "--checkpoint.monitor=val/knn_acc", "--test=false", "--out=probed"]
     probed = fit(resolve([*SMALL, *flags]))
     assert 0.3 < probed["val/knn_acc"] <= 1.0
-    assert 0.3 < probed["val/linear_acc"] <= 1.0
-    assert probed["val/linear_lr"] in (pytest.approx(0.1), 1.0)
     (row,) = (row for row in read_metrics(in_folder / "probed") if "val/acc" in row)
-    assert row["val/linear_acc"] == pytest.approx(probed["val/linear_acc"])
+    assert row["val/knn_acc"] == pytest.approx(probed["val/knn_acc"])
     states = [read_checkpoint(in_folder / name / "checkpoints/last.ckpt") for name in ("out", "probed")]
     for name, value in states[0]["state_dict"].items():
         assert torch.equal(value, states[1]["state_dict"][name])
@@ -126,5 +96,5 @@ def test_what_cannot_be_probed_is_said():
         trainer.fit(ViTClassifier(vit), loader, loader)
     with pytest.raises(UserError, match="every_n_epochs=0 must be at least 1"):
         KNNProbe(every_n_epochs=0)
-    with pytest.raises(UserError, match=r"lrs=\[\] must be finite numbers above 0"):
-        LinearProbe([])
+    with pytest.raises(UserError, match=r"temperature=0.0 must be a finite number above 0"):
+        KNNProbe(temperature=0.0)

@@ -357,11 +357,11 @@ def test_files_of_meta_load_without_being_named(make, more, tmp_path):
         assert torch.equal(found.network(batch), tokens[:, 0])
 
 
-def test_neighbours_and_a_linear_probe_run_on_dinov3(in_folder):
+def test_neighbours_run_on_dinov3(in_folder):
     dinov3({**HF, **REGISTERS, "image_size": 8, "intermediate_size": 40}).save_pretrained("dino")
-    probes = '[{"class_path": "KNNProbe"}, {"class_path": "LinearProbe", "epochs": 2}]'
+    probes = '[{"class_path": "KNNProbe"}]'
     flags = ["--data=Digits", "--init_from=dino", "--reset_head=true", "--freeze=backbone", "--trainer.max_epochs=1"]
     flags += [f"--trainer.callbacks={probes}", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
     assert main(["fit", *flags, "--test=false", "--wandb.mode=disabled", "--out=probed"]) == 0
-    assert {"val/knn_acc", "val/linear_acc"} <= set(json.loads(Path("probed/results.json").read_text()))
+    assert "val/knn_acc" in json.loads(Path("probed/results.json").read_text())
     assert load("probed").network.encoder[1].attention.fn.attention.num_heads == 2

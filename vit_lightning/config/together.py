@@ -31,7 +31,7 @@ from vit_lightning.training.compiled import REPLAYS, changed_steps
 from vit_lightning.training.losses import OwnLoss, Teacher
 from vit_lightning.training.mae import MAE
 from vit_lightning.training.own_state import callback_problems
-from vit_lightning.training.probes import Probe
+from vit_lightning.training.probes import KNNProbe
 from vit_lightning.training.resources import AUTO
 from vit_lightning.weights.init_from import FirstWeights, InitialWeights
 
@@ -232,7 +232,7 @@ def monitored(groups: Groups) -> Iterator[str]:
         return
     callbacks, checkpoint = groups.callbacks, groups.settings["checkpoint"]
     known = {} if groups.module.name else groups.logged
-    probes = [name for one in callbacks if issubclass(one.kind, Probe) for name in one.target.logs]
+    probes = ["val/knn_acc" for one in callbacks if issubclass(one.kind, KNNProbe)]
     ours = all(one.name.startswith(("lightning.", "vit_lightning.")) for one in callbacks)
     found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []
     for one in callbacks:

@@ -1,12 +1,11 @@
-"""Measures of a network's features during training: nearest neighbours and linear classifiers."""
+"""Features of a network, and their nearest neighbours during training."""
 
 from __future__ import annotations
 
 import math
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,60 +70,13 @@ class Features(NamedTuple):
     labels: Tensor
 
 
-class Probe(Callback):
-    """Base of callbacks that learn a classifier of features of training images and measure it on the validation images.
-
-    Features are what the last linear layer gets (the mean, of two heads), of images without augmentation. Test images
-    are never used. Training is the same, bit for bit, with and without a probe.
-
-    Args:
-        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
-            of max_epochs has one too.
-        train_images: number of training images that are used, drawn once by the seed; null uses all.
-    """
-
-    logs: ClassVar[tuple[str, ...]]
-    """Names under which it logs what ``measure`` returns."""
-
-    def __init__(self, *, every_n_epochs: int = 1, train_images: int | None = 10_000) -> None:
-        refuse(at_least(1, every_n_epochs=every_n_epochs, train_images=train_images))
-        self.every_n_epochs, self.train_images = every_n_epochs, train_images
-
-    @abstractmethod
-    def measure(self, train: Features, val: Features, classes: int, generator: torch.Generator) -> Sequence[float]:
-        """Returns the metrics; whatever is drawn comes from the generator."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not getattr(trainer.datamodule, "own_loaders", False):  # type: ignore[attr-defined]
-            raise UserError(f"trainer.callbacks: {type(self).__name__} needs data with our own loaders (ImageData)")
-        find_head(getattr(pl_module, "network", pl_module))
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not is_due(trainer, self.every_n_epochs):
-            for name in self.logs:  # else Lightning keeps the values of an earlier epoch
-                trainer.callback_metrics.pop(name, None)
-        elif not trainer.sanity_checking:
-            with isolate_rng():
-                values = self._measure(trainer, pl_module)
-            for name, value in zip(self.logs, values, strict=True):
-                pl_module.log(name, value, sync_dist=trainer.world_size > 1)  # the same on all ranks
-
-    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> Sequence[float]:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        generator = torch.Generator().manual_seed(one_key(int(os.environ.get("PL_GLOBAL_SEED", 0)), 0, -2))
-        train = torch.arange(data.image_count("train")) if data.train_subset is None else data.train_subset
-        if self.train_images is not None:
-            train = train[torch.randperm(len(train), generator=generator)[: self.train_images].sort().values]
-        known = _features(trainer, pl_module, "train", train)
-        val = _features(trainer, pl_module, "val", torch.arange(data.image_count("val")))
-        return self.measure(known, val, len(data.label_names), generator)
-
-
-class KNNProbe(Probe):
+class KNNProbe(Callback):
     """Callback that logs ``val/knn_acc``, the accuracy of weighted nearest neighbours in validation.
 
     The neighbours are training images, their similarity is the cosine of the features, and each votes for its class
     with weight exp(similarity / temperature), as in Wu et al. 2018, DINO's ``eval_knn.py``, dinov3's ``eval/knn.py``.
+    Features are what the last linear layer gets (the mean, of two heads), of images without augmentation. Test images
+    are never used. Training is the same, bit for bit, with and without it.
 
     Args:
         k: number of neighbours.
@@ -134,8 +86,6 @@ class KNNProbe(Probe):
         train_images: number of training images that are used, drawn once by the seed; null uses all.
     """
 
-    logs = ("val/knn_acc",)
-
     def __init__(
         self,
         k: int = 20,
@@ -144,96 +94,46 @@ class KNNProbe(Probe):
         every_n_epochs: int = 1,
         train_images: int | None = 10_000,
     ) -> None:
-        super().__init__(every_n_epochs=every_n_epochs, train_images=train_images)
-        self.k, self.temperature = k, temperature
         is_number = 0.0 < temperature < math.inf
-        refuse(at_least(1, k=k), problems_of(("temperature", temperature, is_number, "a finite number above 0")))
+        refuse(
+            at_least(1, k=k, every_n_epochs=every_n_epochs, train_images=train_images),
+            problems_of(("temperature", temperature, is_number, "a finite number above 0")),
+        )
+        self.k, self.temperature = k, temperature
+        self.every_n_epochs, self.train_images = every_n_epochs, train_images
 
-    def measure(self, train: Features, val: Features, classes: int, generator: torch.Generator) -> Sequence[float]:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not getattr(trainer.datamodule, "own_loaders", False):  # type: ignore[attr-defined]
+            raise UserError("trainer.callbacks: KNNProbe needs data with our own loaders (ImageData)")
+        find_head(getattr(pl_module, "network", pl_module))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not is_due(trainer, self.every_n_epochs):
+            trainer.callback_metrics.pop("val/knn_acc", None)  # else Lightning keeps the value of an earlier epoch
+        elif not trainer.sanity_checking:
+            with isolate_rng():
+                accuracy = self._measure(trainer, pl_module)
+            pl_module.log("val/knn_acc", accuracy, sync_dist=trainer.world_size > 1)  # the same on all ranks
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule) -> float:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        generator = torch.Generator().manual_seed(one_key(int(os.environ.get("PL_GLOBAL_SEED", 0)), 0, -2))
+        train = torch.arange(data.image_count("train")) if data.train_subset is None else data.train_subset
+        if self.train_images is not None:
+            train = train[torch.randperm(len(train), generator=generator)[: self.train_images].sort().values]
+        known = _features(trainer, pl_module, "train", train)
+        val = _features(trainer, pl_module, "val", torch.arange(data.image_count("val")))
+        return self.measure(known, val, len(data.label_names))
+
+    def measure(self, train: Features, val: Features, classes: int) -> float:
+        """Returns the accuracy for features of validation images."""
         known, votes = F.normalize(train.vectors), F.one_hot(train.labels, classes).float()
         correct = torch.tensor(0)
-        for vectors, labels in _parts(val, 256):
+        for vectors, labels in zip(torch.split(val.vectors, 256), torch.split(val.labels, 256), strict=True):
             similarity, nearest = (F.normalize(vectors) @ known.T).topk(min(self.k, len(known)))
             weight = (similarity / self.temperature).softmax(dim=1)[:, None]
             correct += ((weight @ votes[nearest])[:, 0].argmax(dim=1) == labels).sum().cpu()
-        return [float(correct) / len(val.labels)]
-
-
-class LinearProbe(Probe):
-    """Callback that logs ``val/linear_acc``, the accuracy of a linear classifier of the features in validation.
-
-    A classifier for each learning rate is trained on the same batches, all at once, by SGD with momentum 0.9 and a
-    cosine schedule, without weight decay (as dinov3's ``eval/linear.py``, there on augmented images). The best is
-    logged, and its learning rate as ``val/linear_lr``. It is chosen on the same validation images, so its accuracy is
-    optimistic.
-
-    Args:
-        lrs: learning rates.
-        epochs: epochs over the features.
-        batch_size: features in a batch.
-        every_n_epochs: epochs between two measurements, which are made in the validations of an epoch; the last
-            of max_epochs has one too.
-        train_images: number of training images that are used, drawn once by the seed; null uses all.
-    """
-
-    logs = ("val/linear_acc", "val/linear_lr")
-
-    def __init__(
-        self,
-        lrs: Sequence[float] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
-        epochs: int = 10,
-        batch_size: int = 128,
-        *,
-        every_n_epochs: int = 1,
-        train_images: int | None = 10_000,
-    ) -> None:
-        super().__init__(every_n_epochs=every_n_epochs, train_images=train_images)
-        fit = bool(lrs) and all(0.0 < lr < math.inf for lr in lrs)
-        problems = problems_of(("lrs", list(lrs), fit, "finite numbers above 0"))
-        refuse(problems, at_least(1, epochs=epochs, batch_size=batch_size))
-        self.lrs, self.epochs, self.batch_size = list(lrs), epochs, batch_size
-
-    def measure(self, train: Features, val: Features, classes: int, generator: torch.Generator) -> Sequence[float]:
-        weight, bias = self.train(train, classes, generator)
-        correct = torch.zeros(len(self.lrs), dtype=torch.int64)
-        for vectors, labels in _parts(val, 1024):
-            correct += (_logits(vectors, weight, bias).argmax(dim=2) == labels).sum(dim=1).cpu()
-        best = int(correct.argmax())
-        return [float(correct[best]) / len(val.labels), self.lrs[best]]
-
-    def train(self, features: Features, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Returns weights (r, classes, d) and biases (r, 1, classes) of a classifier for each of r learning rates."""
-        vectors, targets = features.vectors, F.one_hot(features.labels, classes).float()
-        rates = torch.tensor(self.lrs, device=vectors.device)[:, None, None]
-        start = 0.01 * torch.randn(classes, vectors.shape[1], generator=generator)
-        weight = start.to(vectors.device).repeat(len(self.lrs), 1, 1)
-        bias = weight.new_zeros(len(self.lrs), 1, classes)
-        moments = [torch.zeros_like(weight), torch.zeros_like(bias)]
-        steps = self.epochs * math.ceil(len(vectors) / self.batch_size)
-        batches = (
-            batch
-            for _ in range(self.epochs)
-            for batch in torch.split(torch.randperm(len(vectors), generator=generator), self.batch_size)
-        )
-        for step, batch in enumerate(batches):
-            batch = batch.to(vectors.device)
-            # the gradient of the mean cross entropy, without autograd: validation is in inference mode
-            error = (_logits(vectors[batch], weight, bias).softmax(dim=2) - targets[batch]) / len(batch)
-            gradients = (error.mT @ vectors[batch], error.sum(dim=1, keepdim=True))
-            factor = 0.5 * (1.0 + math.cos(math.pi * step / steps))
-            for value, moment, gradient in zip((weight, bias), moments, gradients, strict=True):
-                moment.mul_(0.9).add_(gradient)
-                value.sub_(factor * rates * moment)
-        return weight, bias
-
-
-def _parts(features: Features, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(torch.split(features.vectors, count), torch.split(features.labels, count), strict=True)
-
-
-def _logits(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Returns logits (r, b, classes) of features (b, d)."""
-    return vectors @ weight.mT + bias
+        return float(correct) / len(val.labels)
 
 
 @torch.no_grad()
