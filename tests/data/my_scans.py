@@ -34,6 +34,7 @@ class Untested(LightningDataModule):
 
     def __init__(self, count: int = 60):
         super().__init__()
+        self.save_hyperparameters()
         self.count = count
 
     def setup(self, stage):

@@ -19,6 +19,7 @@ from vit_lightning.config.resolve import resolve
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.items import Items, read_item, to_pixels
 from vit_lightning.data.wrapped import WrappedDataModule
+from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_results
 
 FLAGS = (*SMALL, "--wandb.mode=disabled")
@@ -70,6 +71,8 @@ def test_a_lightning_data_module_trains_tests_and_resumes(own, capsys):
     flags = [*FLAGS, "--data.class_path=my_scans.Module", "--data.count=50", "--checkpoint.every_n_steps=1"]
     flags += ["--trainer.max_epochs=2"]
     assert whole_and_resumed("fit", *flags, kill=4)["global_step"] == 8, "shuffled as it would have been"
+    saved = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+    assert (saved["datamodule_hyper_parameters"], saved["datamodule_hparams_name"]) == ({"count": 50}, "kwargs")
     results = read_results(Path("run"))
     assert 0.0 <= results["test/acc_low"] <= results["test/acc"]
     assert "is used as it is" in capsys.readouterr().out

@@ -260,9 +260,9 @@ def _draws_at_random(dataset: Any, index: int, title: str) -> bool:
 
 OF_THE_MODULE = (
     *("prepare_data", "teardown", "state_dict", "load_state_dict", "on_exception"),
-    *("transfer_batch_to_device", "on_before_batch_transfer"),
+    *("transfer_batch_to_device", "on_before_batch_transfer", "_hparams", "_hparams_name"),
 )
-"""Hooks of Lightning that are those of a wrapped LightningDataModule, with nothing of ours."""
+"""Hooks, and what checkpoints keep, of a wrapped LightningDataModule, with nothing of ours."""
 
 
 class WrappedDataModule(ImageData):
@@ -298,8 +298,8 @@ class WrappedDataModule(ImageData):
     ) -> None:
         super().__init__()
         self.module = module
-        for hook in OF_THE_MODULE if isinstance(module, LightningDataModule) else ():
-            setattr(self, hook, getattr(module, hook))
+        taken = OF_THE_MODULE if isinstance(module, LightningDataModule) else ()
+        vars(self).update({name: getattr(module, name) for name in taken if hasattr(module, name)})
         if not self.has("train"):
             raise UserError(f"{self.title} has no train_dataloader")
         size: Any = image_size or getattr(module, "image_size", None)

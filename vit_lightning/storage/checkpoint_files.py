@@ -64,9 +64,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         self.finish()
         target = Path(path)
-        if "hyper_parameters" in checkpoint:  # of save_hyperparameters in a module of the user's own
-            plain = {name: value for name, value in checkpoint["hyper_parameters"].items() if _is_plain(value)}
-            checkpoint["hyper_parameters"] = plain
+        for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():  # of save_hyperparameters
+            checkpoint[key] = {name: value for name, value in checkpoint[key].items() if _is_plain(value)}
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         pack = _copied_by_gpu(checkpoint) if on_gpu else _packed_now(checkpoint)
         writing = self._thread.submit(self._write, pack, target)
