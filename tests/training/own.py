@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import Accuracy
@@ -84,6 +84,17 @@ class Halving(Callback):
     def on_train_batch_end(self, trainer, pl_module, *others):
         self.start /= 2
         pl_module.log_dict({"start": self.start, "every": float(self.every)})
+
+
+class Counting(Callback):
+    """Counts batches in an attribute."""
+
+    def __init__(self, name: str):
+        self.name, self.count = name, 0
+
+    def on_train_batch_end(self, trainer, pl_module, *others):
+        self.count += 1
+        pl_module.log(self.name, float(self.count))
 
 
 def stopping(patience: int):
@@ -250,6 +261,62 @@ class Weighted(Logging):
     def __init__(self, weight: float = 1.0):
         super().__init__()
         self.criterion = torch.nn.CrossEntropyLoss(torch.full([10], weight))
+
+
+class SAM(Optimizer):
+    """As davda54's, with an optimizer inside; its radius changes by a number that no state has."""
+
+    def __init__(self, params, lr: float = 0.05, momentum: float = 0.9):
+        super().__init__(params, {"lr": lr})
+        self.base_optimizer, self.steps = SGD(self.param_groups, lr, momentum), 0
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self, closure):
+        loss = torch.enable_grad()(closure)()
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        before = [weight.clone() for weight in weights]
+        for weight in weights:
+            weight.add_(weight.grad, alpha=0.1 * (self.steps % 3))
+        self.steps += 1
+        torch.enable_grad()(closure)()
+        for weight, value in zip(weights, before, strict=True):
+            weight.copy_(value)
+        self.base_optimizer.step()
+        return loss
+
+
+class Free(Optimizer):
+    """As schedulefree's: trains one set of weights, and has their mean for evaluation."""
+
+    def __init__(self, params, lr: float = 0.1):
+        super().__init__(params, {"lr": lr, "train_mode": False})
+
+    @torch.no_grad()
+    def put_in(self, train_mode):
+        for group in self.param_groups:
+            for weight in group["params"] if group["train_mode"] != train_mode else ():
+                if state := self.state[weight]:
+                    weight.copy_(state["trained"] if train_mode else state["sum"] / state["steps"])
+            group["train_mode"] = train_mode
+
+    def train(self):
+        self.put_in(True)
+
+    def eval(self):
+        self.put_in(False)
+
+    @torch.no_grad()
+    def step(self, closure):
+        loss = torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            assert group["train_mode"], "call train"
+            for weight in group["params"]:
+                weight.sub_(0.0 if weight.grad is None else group["lr"] * weight.grad)
+                state = self.state[weight]
+                state["sum"], state["steps"] = weight + state.get("sum", 0.0), state.get("steps", 0) + 1
+                state["trained"] = weight.clone()
+        return loss
 
 
 class Stop(Callback):

@@ -91,7 +91,7 @@ def test_warmup_epochs_may_be_a_fraction_and_end_with_training(epochs, warmup):
 
 @pytest.mark.parametrize("option", ["min_lr", "decay_fraction"])
 def test_a_schedule_of_the_user_s_takes_no_option_of_ours_whose_name_it_has(option):
-    own = OwnSchedule("user.wsd", lambda lr, steps: [1.0] * steps)
+    own = OwnSchedule("user.wsd", lambda group, steps: [(1.0, {})] * steps)
     with pytest.raises(UserError, match=f"{option}=0.0001 does nothing for schedule=wsd"):
         OwnOptimizerConfig(schedule="wsd", own_schedule=own, **{option: 0.0001})
 

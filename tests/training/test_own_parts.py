@@ -1,5 +1,7 @@
 """Loss, optimizer and schedule of the user's own: the numbers of the class, with our groups and warm-up."""
 
+import json
+
 import pytest
 import torch
 from runs import SMALL
@@ -17,13 +19,13 @@ def settings_of(*flags: str):
     return resolve([*SMALL, "--optimizer.lr=0.01", *flags]).settings
 
 
-def train(network, optimizer, schedule, steps: int) -> list[float]:
+def train(network, optimizer, schedule, steps: int, values=lambda group: group["lr"]) -> list:
     rates = []
     for step in range(steps):
         images = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         network(images).square().mean().backward()
-        rates.append(optimizer.param_groups[0]["lr"])
+        rates.append(values(optimizer.param_groups[0]))
         optimizer.step()
         schedule.step()
     return rates
@@ -65,6 +67,33 @@ def test_a_scheduler_of_torch_follows_our_warmup():
     schedule = CosineAnnealingWarmRestarts(optimizer, 4, eta_min=0.001)
     expected = train(network, optimizer, schedule, 10)
     assert used == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, *expected], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scheduler", "given", "momenta"),
+    [
+        ("SGD", "OneCycleLR", {"max_lr": 0.2, "total_steps": 10}, {0.85, 0.95}),
+        ("AdamW", "CyclicLR", {"base_lr": 0.001, "max_lr": 0.1, "step_size_up": 4}, {0.8, 0.9}),
+        ("SGD", "OneCycleLR", {"max_lr": 0.2, "total_steps": 10, "cycle_momentum": False}, {0.7}),
+    ],
+)
+def test_a_scheduler_of_torch_cycles_the_momentum(kind, scheduler, given, momenta):
+    """Their default was refused: "optimizer must support momentum"."""
+
+    def values(group):
+        return group["lr"], group["momentum"] if "momentum" in group else group["betas"][0]
+
+    more = {"momentum": 0.7} if kind == "SGD" else {}
+    flags = (f"--optimizer={json.dumps({'class_path': kind, **more})}", "--optimizer.weight_decay=0")
+    flags += (f"--optimizer.schedule={json.dumps({'class_path': scheduler, **given})}", "--optimizer.warmup_steps=2")
+    network = small()
+    both = optimizer_and_schedule(network, settings_of(*flags).optimizer, total_steps=12, steps_per_epoch=12)
+    used = train(network, *both, 12, values)
+    optimizer = getattr(torch.optim, kind)(network.parameters(), lr=0.01, **more)
+    schedule = getattr(torch.optim.lr_scheduler, scheduler)(optimizer, **given)
+    for found, expected in zip(used[2:], train(network, optimizer, schedule, 10, values), strict=True):
+        assert found == pytest.approx(expected, rel=1e-12)
+    assert {round(momentum, 6) for _, momentum in used[2:]} >= momenta
 
 
 def test_a_schedule_of_epochs_keeps_its_rate_for_the_steps_of_each(in_folder):

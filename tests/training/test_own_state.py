@@ -72,14 +72,44 @@ def test_a_patience_that_a_resumed_run_is_given_holds(stopping, others):
 
 
 def test_an_argument_of_a_callback_that_a_resumed_run_is_given_holds():
-    """That in the callback's own state was used; what training has changed of another argument stays."""
-    halving, held = "{class_path: own.Halving, start: 1, every: %d}", {"start": 2**-5, "every": 3.0}
+    """That in the callback's own state was used; what training has changed of another argument stays.
+
+    Another callback before them changes neither.
+    """
+    halving, count = "{class_path: own.Halving, start: 1, every: %d}", "{class_path: own.Counting, name: count}"
     with killed_after(4):
-        main([*RUN, callbacks(halving % 2), "--out=run"])
-    given = [callbacks(halving % 3), "--allow-config-change=trainer.callbacks"]
+        main([*RUN, callbacks(halving % 2, count), "--out=run"])
+    given = [callbacks("own.Stopping", halving % 3, count), "--allow-config-change=trainer.callbacks"]
     assert main(["fit", "--resume=run", *given]) == 0
+    held = {"start": 2**-5, "every": 3.0, "count": 5.0}
     rows = [{name: row[name] for name in held} for row in logged_rows(Path("run")) if "start" in row]
-    assert rows[3:5] == [{"start": 2**-4, "every": 2.0}, held]
+    assert rows[3:5] == [{"start": 2**-4, "every": 2.0, "count": 4.0}, held]
+
+
+@pytest.mark.parametrize("kill", [4, pytest.param(7, marks=pytest.mark.full)])
+def test_an_optimizer_inside_another_and_its_attributes_survive_a_kill(kill):
+    """sam#31: its momentum began at 0, and its rates no longer were those of the schedule."""
+    resumed_equals_whole("--optimizer.class_path=own.SAM", "--trainer.max_epochs=2", kill=kill)
+
+
+def test_an_optimizer_with_other_weights_for_evaluation_has_these_in_it_and_at_the_end():
+    """schedule_free#48: the last validation comes two steps before the end."""
+    flags = ("--optimizer.class_path=own.Free", "--trainer.max_epochs=2", "--trainer.val_check_interval=5")
+    whole = resumed_equals_whole(*flags, kill=4)
+    for saved in (whole, read_checkpoint(Path("whole/checkpoints/best.ckpt"))):
+        weights = [value for name, value in saved["state_dict"].items() if name.startswith("network.")]
+        states = saved["optimizer_states"][0]["state"].values()
+        assert {state["steps"] for state in states} == {saved["global_step"]}
+        means = [state["sum"] / state["steps"] for state in states]
+        norms = [float(sum(value.double().norm() for value in values)) for values in (weights, means)]
+        assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+        assert norms[0] != pytest.approx(float(sum(state["trained"].double().norm() for state in states)), rel=1e-3)
+
+
+def test_batches_accumulated_for_an_optimizer_that_computes_one_again_are_refused(capfd):
+    """The last batch of a step counted twice."""
+    assert main([*RUN, "--optimizer.class_path=own.SAM", "--trainer.accumulate_grad_batches=2"]) == 2
+    assert "trainer.accumulate_grad_batches=2: SAM computes a batch again" in capfd.readouterr().err
 
 
 def test_weights_averaged_by_lightning_survive_a_kill_and_are_those_that_are_kept():

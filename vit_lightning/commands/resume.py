@@ -40,6 +40,7 @@ from vit_lightning.storage.folder import hold, is_first, read_json, release, try
 from vit_lightning.storage.metrics import read_metrics, read_results, resume_rows
 from vit_lightning.storage.parsing import parse_yaml
 from vit_lightning.training.classifier import ViTClassifier
+from vit_lightning.training.own_state import by_kind
 
 RESUMED = "VIT_LIGHTNING_RESUMED"
 """Environment variable in which the first process tells the other ranks which run is resumed."""
@@ -268,10 +269,11 @@ def refuse_changes(changed: Changes, allowed: Sequence[str], folder: Path, *, tr
 
 
 def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[set[str]]:
-    """Returns the arguments, as patience, of each callback that differ from those of the one in its place before."""
-    first, second = (as_list(flatten(config["trainer"]["callbacks"])) for config in (before, now))
-    pairs = zip(second, first + [{}] * len(second), strict=False)  # a new one has none before
-    return [{key for key in {**old, **new} if old.get(key) != new.get(key)} for new, old in pairs]
+    """Returns the arguments, as patience, of each callback that differ from those of its class in its place before."""
+    lists = (as_list(flatten(config["trainer"]["callbacks"])) for config in (before, now))
+    first, second = (by_kind([(one["class_path"], one) for one in given]) for given in lists)
+    pairs = [(first.get(name, {}), one) for name, one in second.items()]  # a new one has none before
+    return [{key for key in {**old, **new} if old.get(key) != new.get(key)} for old, new in pairs]
 
 
 def new_run_hint(folder: Path) -> str:
@@ -286,9 +288,8 @@ def _is_allowed(key: str, allowed: Sequence[str]) -> bool:
 def note_changes(text: str, path: Path, changed: Changes, step: int) -> str:
     """Returns the new text of a run's ``config.yaml``, with earlier values as comments at its top, a line each."""
     comments = re.match(r"(#[^\n]*\n)*", path.read_text(encoding="utf-8"))
-    lines = {key: " ".join(str(before).split()) for key, (before, _) in changed.items()}
-    added = "".join(f"# {key} was {before} until step {step}\n" for key, before in lines.items())
-    return f"{comments.group() if comments else ''}{added}{text}"
+    noted = "".join(f"# {key} was {' '.join(str(a).split())} until step {step}\n" for key, (a, _) in changed.items())
+    return f"{comments.group() if comments else ''}{noted}{text}"
 
 
 def noted_changes(path: Path) -> set[str]:

@@ -125,7 +125,7 @@ def _own_schedule(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> 
     bound, is_class = partial(target, **theirs), inspect.isclass(target)
     return OwnSchedule(
         target.__name__,
-        lambda lr, steps: factors_of_scheduler(bound, lr, steps) if is_class else factors_of_function(bound, steps),
+        lambda at, steps: factors_of_scheduler(bound, at, steps) if is_class else factors_of_function(bound, steps),
         ours.get("interval", "step"),
     )
 

@@ -43,9 +43,7 @@ class CheckpointConfig:
     every_n_steps: int | None = None
 
     def __post_init__(self) -> None:
-        refuse(
-            at_least(1, every_n_epochs=self.every_n_epochs, every_n_steps=self.every_n_steps),
-        )
+        refuse(at_least(1, every_n_epochs=self.every_n_epochs, every_n_steps=self.every_n_steps))
         if self.mode is None and (goal := goal_of(self.monitor)):
             self.mode = "max" if goal == "maximize" else "min"
 
@@ -84,7 +82,7 @@ class Checkpoints(Checkpoint):
         self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
         self._lost_step = 0  # of a better one that a disk has not taken
         self._finished = False
-        self._norms: tuple[int, list[Tensor]] = -1, []  # of the weights in the last file, and its step
+        self._norms: tuple[Any, list[Tensor]] = -1, []  # of the weights in the last file, and its step and mode
         self._is_measured = True  # else the metrics are of weights that have changed since
         self._resumed = False
         self._before_validation = False
@@ -178,9 +176,10 @@ class Checkpoints(Checkpoint):
 
     def _measure(self, trainer: Trainer, weights: list[Tensor]) -> None:
         """Forgets the best checkpoint if hooks of the end of training have changed what a checkpoint holds."""
-        (step, before), norms = self._norms, [weight.detach().norm() for weight in weights]
-        self._norms = trainer.global_step, norms
-        changed = self._finished and step == trainer.global_step and not all(map(torch.equal, before, norms))
+        (last, before), norms = self._norms, [weight.detach().norm() for weight in weights]
+        modes = [group.get("train_mode") for one in trainer.optimizers for group in one.param_groups]  # of ScheduleFree
+        self._norms = (trainer.global_step, modes), norms
+        changed = self._finished and last == self._norms[0] and not all(map(torch.equal, before, norms))
         if self._finished and trainer.strategy.broadcast(changed and self.best_score is not None):
             self._is_measured = False
             text = "a callback or the module has changed the weights at the end of training: these are kept and tested"
@@ -233,14 +232,12 @@ class Checkpoints(Checkpoint):
         folder = self.last.parent.parent
         if is_first() and self._saved_step >= 0 and not folder.is_dir():
             raise UserError(f"{folder} was moved or deleted while it trained (lightning fit --resume=ITS_NEW_PLACE)")
-        plugin = trainer.strategy.checkpoint_io
-        if isinstance(plugin, AtomicCheckpointIO):
-            plugin.in_background = True
+        plugin = vars(trainer.strategy.checkpoint_io)
+        plugin["in_background"] = True
         try:
             trainer.save_checkpoint(path)
         finally:
-            if isinstance(plugin, AtomicCheckpointIO):
-                plugin.in_background = False  # who else saves, such as a ModelCheckpoint, then has the file
+            plugin["in_background"] = False  # who else saves, such as a ModelCheckpoint, then has the file
         self._writing = path
 
     def finish(self, trainer: Trainer) -> bool:

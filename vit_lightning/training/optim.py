@@ -105,9 +105,6 @@ class OptimizerConfig:
         refuse(problems)
 
     def _unused_problems(self) -> list[str]:
-        def changed(name: str) -> bool:
-            return bool(getattr(self, name) != defaults[name])
-
         defaults = {field.name: field.default for field in fields(self)}
         warms_up = self.warmup_epochs or self.warmup_steps or self.warmup_fraction
         reasons = {
@@ -121,9 +118,8 @@ class OptimizerConfig:
             reasons["decay_fraction"] = f"schedule={self.schedule} (it is for wsd)"
         if self.schedule not in ("cosine", "linear", "wsd") or own:
             reasons["min_lr"] = f"schedule={self.schedule} (it is for cosine, linear, wsd)"
-        return [
-            f"{name}={getattr(self, name)} does nothing for {why}" for name, why in reasons.items() if changed(name)
-        ]
+        given = {name: getattr(self, name) for name in reasons if getattr(self, name) != defaults[name]}
+        return [f"{name}={value} does nothing for {reasons[name]}" for name, value in given.items()]
 
     def count_warmup(self, *, total_steps: int, steps_per_epoch: int) -> int:
         """Returns the optimizer steps of the warm-up."""
@@ -148,15 +144,14 @@ class OwnOptimizerConfig(OptimizerConfig):
 
     def problems(self, groups: list[dict[str, Any]]) -> list[str]:
         """Returns the reasons for which these groups cannot be trained or a run not resumed, found on a few weights."""
-        problems = []
-        if self.own_schedule is not None:
-            try:
-                self.own_schedule.factors(self.lr or 1.0, 4)
-            except UserError as error:
-                problems += [f"schedule={self.schedule}: {problem}" for problem in error.problems]
         if self.make is not None and (problem := self._optimizer_problem(groups)):
-            problems.append(f"class_path={self.name}: {problem}")
-        return problems
+            return [f"class_path={self.name}: {problem}"]
+        few = [{**groups[0], "params": [nn.Parameter(torch.ones(2, 2))]}]
+        try:
+            _own_factors(self, _make_optimizer(nn.Identity(), self, few).defaults, 4, 1)
+        except UserError as error:
+            return [f"schedule={self.schedule}: {problem}" for problem in error.problems]
+        return []
 
     def _optimizer_problem(self, groups: list[dict[str, Any]]) -> str:
         assert self.make is not None
@@ -168,6 +163,7 @@ class OwnOptimizerConfig(OptimizerConfig):
             if not isinstance(optimizer, torch.optim.Optimizer):
                 return f"it gives {type(optimizer).__name__} where a torch.optim.Optimizer is expected"
             one = self.make([{**groups[0], "params": [weight]}])
+            set_mode([one], "train")
             # as Lightning calls it
             one.step(closure=lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
         except Exception as fault:  # whatever the class raises
@@ -298,11 +294,14 @@ def optimizer_and_schedule(
     optimizer = _make_optimizer(network, config, _groups(network, config))
     lr = config.lr or 1.0  # with lr=0, min_lr and warmup_lr are 0 as well
     warmup_steps = config.count_warmup(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
-    own, length = _own_factors(config, lr, total_steps - warmup_steps, steps_per_epoch)
+    own, length = _own_factors(config, optimizer.defaults, total_steps - warmup_steps, steps_per_epoch)
 
     def factor(step: int) -> float:  # no partial: LambdaLR would put it into checkpoints
         if own and step >= warmup_steps:
-            return own[min((step - warmup_steps) // length, len(own) - 1)]
+            found, changed = own[min((step - warmup_steps) // length, len(own) - 1)]
+            for group in optimizer.param_groups:
+                group.update(changed)
+            return float(found)
         return lr_factor(
             step,
             total_steps=total_steps,
@@ -316,16 +315,25 @@ def optimizer_and_schedule(
     return optimizer, LambdaLR(optimizer, factor)
 
 
-def _own_factors(config: OptimizerConfig, lr: float, steps: int, steps_per_epoch: int) -> tuple[Sequence[float], int]:
+def _own_factors(config: OptimizerConfig, group: dict[str, Any], steps: int, per_epoch: int) -> tuple[list[Any], int]:
     """Returns the factors of lr of a schedule of the user's, none without one, and the steps that each is for."""
     if not isinstance(config, OwnOptimizerConfig) or config.own_schedule is None:
-        return (), 1
-    length = steps_per_epoch if config.own_schedule.interval == "epoch" else 1
-    return config.own_schedule.factors(lr, max(1, math.ceil(steps / length))), length
+        return [], 1
+    length = per_epoch if config.own_schedule.interval == "epoch" else 1
+    return config.own_schedule.factors({**group, "lr": config.lr or 1.0}, max(1, math.ceil(steps / length))), length
+
+
+def set_mode(optimizers: Sequence[torch.optim.Optimizer], mode: Literal["train", "eval"]) -> None:
+    """Lets optimizers that have weights for training and others for evaluation, as ScheduleFree's, put them in."""
+    for optimizer in optimizers:
+        getattr(optimizer, mode, lambda: None)()
 
 
 class ConfiguredGroups(Callback):
-    """Callback that gives a resumed run what its config has changed in parameter groups and schedules, and no more."""
+    """Callback that gives a resumed run what its config has changed in parameter groups and schedules, and no more.
+
+    It tells optimizers whether they train or evaluate, too.
+    """
 
     def __init__(self) -> None:
         self._configured: dict[str, dict[str, Any]] = {}
@@ -339,6 +347,14 @@ class ConfiguredGroups(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._configured = copy.deepcopy({place: state for place, (state, _) in _values(trainer).items()})
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        set_mode(trainer.optimizers, "train")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        set_mode(trainer.optimizers, "eval")
+
+    on_train_end = on_validation_start
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for place, (state, values) in _values(trainer).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ class _Foreach(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _call(closure)
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             if weights := [weight for weight in group["params"] if weight.grad is not None]:
                 self.update(group, weights, [weight.grad for weight in weights])
@@ -216,20 +216,17 @@ class MuonWithAdamW(Optimizer):
         eps: float = 1e-8,
         fused: bool = False,
     ) -> None:
-        halves: list[list[Group]] = [[], []]
-        for group in groups:
-            halves[0 if group.get("muon") else 1].append(group)
         self._halves: list[Optimizer] = []
-        if halves[0]:
-            self._halves.append(BatchedMuon(halves[0], lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
-        if halves[1]:
+        if matrices := [group for group in groups if group.get("muon")]:
+            self._halves.append(BatchedMuon(matrices, lr=lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"))
+        if others := [group for group in groups if not group.get("muon")]:
             adamw = FusedAdamW if fused else torch.optim.AdamW
-            self._halves.append(adamw(halves[1], lr=lr, betas=betas, eps=eps))
+            self._halves.append(adamw(others, lr=lr, betas=betas, eps=eps))
         super().__init__([group for half in self._halves for group in half.param_groups], {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        loss = _call(closure)
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for half in self._halves:
             # loading a checkpoint replaces groups and state of this optimizer, which both halves use
             muon = isinstance(half, BatchedMuon)
@@ -248,16 +245,13 @@ def _state(optimizer: Optimizer, weight: Tensor, name: str) -> Tensor:
     return found
 
 
-def _call(closure: Callable[[], float] | None) -> float | None:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
 Schedule = Literal["cosine", "linear", "wsd", "constant"]
 
 Interval = Literal["step", "epoch"]
+
+
+Factor = tuple[float, Group]
+"""A factor of lr, and what else a group has with it."""
 
 
 class OwnSchedule(NamedTuple):
@@ -265,12 +259,12 @@ class OwnSchedule(NamedTuple):
 
     Args:
         name: its class or function.
-        factors: returns factors of lr after the warm-up, from lr and their number.
+        factors: returns what follows the warm-up, from the defaults of the optimizer, with lr, and the number.
         interval: whether there is one for each step, or for each epoch.
     """
 
     name: str
-    factors: Callable[[float, int], Sequence[float]]
+    factors: Callable[[Group, int], list[Factor]]
     interval: Interval = "step"
 
 
@@ -312,47 +306,43 @@ def lr_factor(
     return min_factor + (1.0 - min_factor) * (1.0 - progress)
 
 
-def factors_of_function(function: Callable[[int, int], float], steps: int) -> list[float]:
+def factors_of_function(function: Callable[[int, int], float], steps: int) -> list[Factor]:
     """Returns the factors of ``steps`` steps, from a function of the completed steps and of their whole number.
 
     Raises:
         UserError: it fails, or a factor is no number of at least 0.
     """
-    factors: list[float] = []
+    factors: list[Factor] = []
     for step in range(steps):
         with named(f"step {step} of {steps}: ", others=True):
-            factors.append(float(function(step, steps)))
-        if not 0.0 <= factors[-1] < math.inf:
-            raise UserError(f"step {step} of {steps}: the factor {factors[-1]} must be a finite number, at least 0")
+            factors.append((float(function(step, steps)), {}))
+        if not 0.0 <= (factor := factors[-1][0]) < math.inf:
+            raise UserError(f"step {step} of {steps}: the factor {factor} must be a finite number, at least 0")
     return factors
 
 
-def factors_of_scheduler(make: Callable[[torch.optim.Optimizer], LRScheduler], lr: float, steps: int) -> list[float]:
-    """Returns the learning rates of a torch scheduler that is stepped after each of some steps, relative to ``lr``.
+def factors_of_scheduler(make: Callable[[Optimizer], LRScheduler], defaults: Group, steps: int) -> list[Factor]:
+    """Returns what a torch scheduler makes of an optimizer's defaults, stepped after each of some steps.
+
+    Beside learning rates these are the momenta or betas of OneCycleLR and CyclicLR.
 
     Raises:
         UserError: it fails, such as one that needs a metric.
     """
-    optimizer = _Idle(lr)
-    rates: list[float] = []
+    optimizer = torch.optim.SGD([torch.zeros(1)])  # which has no gradients
+    optimizer.defaults, (group,) = defaults, optimizer.param_groups
+    group.update(defaults)
+    seen: list[Group] = []
     try:
         scheduler = make(optimizer)
         for _ in range(steps):
-            rates.append(float(optimizer.param_groups[0]["lr"]))
+            seen.append(dict(group))
             optimizer.step()
             scheduler.step()
     except Exception as fault:  # whatever a class of others raises
         # at its end OneCycleLR refuses a step that sets the rate of none
-        if len(rates) < steps:
-            raise UserError(f"step {len(rates)} of {steps}: {with_place(fault)}") from fault
-    return factors_of_function(lambda step, _: rates[step] / lr, steps)
-
-
-class _Idle(torch.optim.Optimizer):
-    """An optimizer of no weights, with a learning rate for a scheduler to change."""
-
-    def __init__(self, lr: float) -> None:
-        super().__init__([torch.zeros(1)], {"lr": lr})
-
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        pass
+        if len(seen) < steps:
+            raise UserError(f"step {len(seen)} of {steps}: {with_place(fault)}") from fault
+    changed = {name for name in defaults for one in seen if one[name] != defaults[name]} - {"lr"}
+    factors = factors_of_function(lambda step, _: float(seen[step]["lr"]) / defaults["lr"], steps)
+    return [(factor, {name: one[name] for name in changed}) for (factor, _), one in zip(factors, seen, strict=True)]

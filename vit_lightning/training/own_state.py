@@ -17,8 +17,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far, own_generators
 
@@ -33,6 +35,7 @@ _PLAIN = {bool, int, float, str, type(None), Tensor, nn.Parameter, np.ndarray, *
 _OF_TORCH = (RemovableHandle, torch.Size, torch.dtype, torch.device)
 _NO_STATE = (FunctionType, functools.partial, MethodType, type, PurePath, *_OF_TORCH)
 _OF_LIGHTNING = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
+_OF_OPTIMIZER = vars(SGD([torch.zeros(1)])).keys()
 
 
 def callback_problems(kinds: Iterable[type]) -> list[str]:
@@ -45,11 +48,12 @@ class OwnState(Callback):
     """Callback that lets a run resume with callbacks and modules of the user's as they were.
 
     Checkpoints get the attributes that are plain data and have changed since the parts were made: of each callback
-    without a state of its own, and of the module and its parts, with what needs a gradient (and gradients, where the
-    module steps by hand), what was logged in the epoch, and the state of generators of loaders. Attributes of another
-    kind that may change are named. In a resumed run Lightning calls ``setup``, ``on_fit_start`` and ``on_train_start``
-    once more, and ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside an epoch too, and
-    none of these hooks changes weights and optimizer, or those attributes.
+    without a state of its own, of optimizers, and of the module and its parts, with what needs a gradient (and
+    gradients, where the module steps by hand), what was logged in the epoch, and the state of generators of loaders and
+    of optimizers inside others. Attributes of another kind that may change are named. In a resumed run Lightning calls
+    ``setup``, ``on_fit_start`` and ``on_train_start`` once more, and ``on_train_epoch_start`` only at the start of an
+    epoch. Here that is called inside an epoch too, and none of these hooks changes weights and optimizer, or those
+    attributes.
 
     Args:
         own: the user's callbacks.
@@ -58,13 +62,24 @@ class OwnState(Callback):
     """
 
     def __init__(self, own: Sequence[Callback], changed: Sequence[set[str]]) -> None:
-        self._changed, self._named = [*zip(own, changed, strict=True)], set[str]()
+        self._changed, self._named, self._step = [*zip(own, changed, strict=True)], set[str](), -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse(callback_problems(map(type, trainer.callbacks)))  # type: ignore[attr-defined]
         self._made = {place: pickle.dumps(value) for place, value in _attributes(trainer)[0].items()}
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # now there are optimizers
+        found = {place: pickle.dumps(value) for place, value in _attributes(trainer)[0].items()}
+        self._made |= {place: value for place, value in found.items() if place[0].startswith("optimizer ")}
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        before, self._step = self._step, trainer.global_step
+        if before == self._step and trainer.accumulate_grad_batches > 1:
+            text = f"{type(optimizer).__name__} computes a batch again in its step, with the gradients of all before it"
+            raise UserError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: {text} (give 1)")
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["inner_optimizers"] = [one.state_dict() for one in _optimizers(trainer)[len(trainer.optimizers) :]]
         plain, others = _attributes(trainer)
         if new := others - self._named:
             self._named |= new
@@ -106,6 +121,11 @@ class OwnState(Callback):
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
                     setattr(parts[part], name, value)
+            groups = {id(group["params"]): group for one in trainer.optimizers for group in one.param_groups}
+            inner = _optimizers(trainer)[len(trainer.optimizers) :]
+            for one, state in zip(inner, checkpoint["inner_optimizers"], strict=True):
+                one.load_state_dict(state)  # now its groups are copies of those that it shares
+                one.param_groups = [groups.get(id(group["params"]), group) for group in one.param_groups]
             log_on(trainer, logged)
             for generator, before in zip(own_generators(trainer), drawn, strict=False):
                 generator.set_state(before)
@@ -129,15 +149,32 @@ def _parts(trainer: Trainer) -> dict[str, Any]:
         is_known = type(callback).__module__.startswith(("vit_lightning.", "lightning."))
         has_state = any(is_overridden(name, callback, Callback) for name in ("state_dict", "on_save_checkpoint"))
         own += [] if is_known or has_state or isinstance(callback, callbacks.ProgressBar) else [callback]
-    found = {f"{type(callback).__name__} {number}": callback for number, callback in enumerate(own)}
+    found = by_kind([(type(callback).__name__, callback) for callback in own])
     found |= {f"module {name}": part for name, part in module.named_modules() if not _is_ours(part)}
+    found |= {f"optimizer {number}": one for number, one in enumerate(_optimizers(trainer)) if not _is_ours(one)}
     return found | {f"weight {name}": weight for name, weight in module.named_parameters()}
+
+
+def by_kind(parts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns parts by their kind and their number among those of a kind, whatever else is among them."""
+    kinds = [kind for kind, _ in parts]
+    return {f"{kind} {kinds[:place].count(kind)}": part for place, (kind, part) in enumerate(parts)}
+
+
+def _optimizers(trainer: Trainer) -> list[Optimizer]:
+    """Returns the optimizers, then those that they hold, as SAM does, without having their state."""
+    found = [*trainer.optimizers]
+    for outer in found:
+        if not _is_ours(outer) and type(outer).state_dict is Optimizer.state_dict:
+            leaves = _leaves([*vars(outer).values()])
+            found += [leaf for leaf in leaves if isinstance(leaf, Optimizer) and leaf not in found]
+    return found
 
 
 def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]:
     """Returns the attributes that are plain data, by part and name, and the names of others that may change."""
     module, others = trainer.lightning_module, set()
-    held = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers(), *trainer.optimizers)}
+    held = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers(), *_optimizers(trainer))}
     held |= {id(one) for one in (trainer, *trainer.loggers, *trainer.callbacks)}  # type: ignore[attr-defined]
     kept = ("accumulate_grad_batches", "should_stop")
     plain: dict[tuple[str, str], Any] = {("trainer", name): getattr(trainer, name) for name in kept}
@@ -147,7 +184,8 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
         plain |= {(place, "grad"): weight.grad for place, weight in weights}
     for place, part in _parts(trainer).items():
         plain |= {(place, name): getattr(part, name) for name in getattr(part, "_non_persistent_buffers_set", ())}
-        for name in vars(part).keys() - (_OF_LIGHTNING if isinstance(part, nn.Module) else ()):
+        known = _OF_LIGHTNING if isinstance(part, nn.Module) else _OF_OPTIMIZER if isinstance(part, Optimizer) else ()
+        for name in vars(part).keys() - known:
             leaves = _leaves(vars(part)[name])
             own = [leaf for leaf in leaves if id(leaf) not in held and not isinstance(leaf, _NO_STATE)]
             if len(own) == len(leaves) and {*map(type, own)} <= _PLAIN:
