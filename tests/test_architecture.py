@@ -29,12 +29,12 @@ PLAIN_TYPES = {"data.batches"}
 
 CEILINGS = {
     "models": 1_346, "data": 2_400, "storage": 1_050, "weights": 2_700, "inspect": 509, "training": 2_620,
-    "config": 2_150, "figures": 889, "commands": 2_151, "report": 1_942, "ablation": 1_648, "(root)": 540,
+    "config": 1_964, "figures": 889, "commands": 2_337, "report": 1_942, "ablation": 1_648, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
 ABOVE = {
     "(root)": 730,
-    "config": 2_711,
+    "config": 2_530,
     "data": 3_069,
     "models": 1_356,
     "storage": 1_054,

@@ -70,8 +70,8 @@ WITH_CONFIG = [name for name in COMMANDS if takes_config(name)]
 
 @pytest.mark.parametrize("command", WITH_CONFIG)
 def test_the_help_lists_the_options_of_the_reader(command, capsys):
+    from vit_lightning.commands.help import USED
     from vit_lightning.config.build import OPTION_KINDS, trainer_options
-    from vit_lightning.config.help import USED
     from vit_lightning.config.signatures import signature_of
     from vit_lightning.models.vit import ViT
 

@@ -75,7 +75,7 @@ def test_every_link_leads_somewhere(page):
 
 def test_every_group_of_options_has_its_section_and_its_command():
     """They are read in the repository too, where the site does not fill them in."""
-    from vit_lightning.config.help import option_groups
+    from vit_lightning.commands.help import option_groups
 
     text = (REPOSITORY / "notebooks/options.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (.*)\n\n`lightning (.*)`\n\n<!-- options: (\w+) -->$", text, re.MULTILINE)
@@ -220,7 +220,7 @@ def test_every_example_in_python_runs(prepared, monkeypatch):
 
 def test_commands_in_the_text_have_the_options_that_they_show():
     """Those that are no lines of their own, such as ``lightning convert SOURCE DST --to FAMILY``."""
-    from vit_lightning.config.help import command_options, general_options, option_groups
+    from vit_lightning.commands.help import command_options, general_options, option_groups
 
     general = {option.name for option in general_options("fit")}
     for page in GUIDE:

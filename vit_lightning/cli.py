@@ -160,7 +160,7 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
     _say_that_it_loads(name, arguments)
     called = command.load()
     if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
-        from vit_lightning.config.help import help_text
+        from vit_lightning.commands.help import help_text
 
         print(help_text(name, command.summary, called, arguments))
         if name == "ablate":

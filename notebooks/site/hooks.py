@@ -21,7 +21,7 @@ import vit_lightning
 from vit_lightning import Digits, HuggingFaceSet, ImageData, ImageFiles, ImageFolder, TorchvisionSet
 from vit_lightning.ablation.plan import plan_options
 from vit_lightning.cli import COMMANDS
-from vit_lightning.config.help import HelpItem, command_options, general_options, help_items, option_groups, usage_of
+from vit_lightning.commands.help import HelpItem, command_options, general_options, help_items, option_groups, usage_of
 from vit_lightning.data.image_set import ImageSet
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from vit_lightning.classes import differences
+from vit_lightning.commands.help import HelpItem, explained, help_items
 from vit_lightning.config.adapters import recorded_goal
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list, find_config, read_config, word
-from vit_lightning.config.help import HelpItem, explained, help_items
 from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.signatures import signature_of

@@ -11,9 +11,9 @@ from torch import nn
 
 from vit_lightning.classes import differences
 from vit_lightning.commands.console import row, say
-from vit_lightning.config.build import has_images_of
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import flatten, value_at
+from vit_lightning.config.images import has_images_of
 from vit_lightning.config.networks import data_facts, module_from
 from vit_lightning.config.together import beside_replays, compiler_problems
 from vit_lightning.data.base import ImageData

@@ -10,15 +10,13 @@ The files in the order in which a value passes them:
   in our spelling.
 - ``from_weights``: what a checkpoint or source of weights says that they name, which is read here once.
 - ``merge``: these, files and flags as one plain mapping.
-- ``build``: the experiment of that mapping: one function a group, in order.
+- ``build``: the experiment of that mapping, on one page: a function reads each group, ``images`` the data.
 - ``options``: the options that belong to us, each declared once.
 - ``typed``: plain values as the types of options, which ``signatures`` reads; a class by its ``names``, also in
   ``own_files`` beside the config; ``adapters``: classes of others in the place of ours.
 - ``networks``: network and LightningModule. Size, channels and classes of the data reach them as arguments that a
   config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint rebuilds the network
   without the trainer.
-- ``together``: what each group has become, and what they say of each other; ``check_network``: the network tried on the
-  meta device with data, settings and weights.
-
-``help`` reads the same options for ``--help``.
+- ``together``: the groups as they have been read, and what they say of each other; ``check_network``: the network tried
+  on the meta device with data, settings and weights.
 """

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from vit_lightning.config.networks import empty_network, names_of_timm, needs_nu
 from vit_lightning.config.own_files import empty_caches, where
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.together import Groups, Merged
-from vit_lightning.config.typed import Part
+from vit_lightning.config.typed import Part, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near
@@ -29,22 +29,34 @@ from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.weights.init_from import FirstWeights, with_resized_positions
 
 
-def check_network(groups: Groups) -> None:
-    """Tries the network on the meta device, with data, settings and weights.
+class Tried(NamedTuple):
+    """A network that was tried.
 
-    Leaves out its arguments that it does not take, and fits the initial weights to it.
+    Args:
+        part: it, without arguments that it does not take.
+        empty: it on the meta device; None if it could not be made.
+        initial: the initial weights, fitted to it.
     """
-    reader, part, data = groups.reader, groups.network, groups.data
-    if part is None or data is None or not groups.merged.names_network:
-        return
+
+    part: Part | None
+    empty: nn.Module | None = None
+    initial: FirstWeights | None = None
+
+
+def check_network(reader: Reader, groups: Groups, part: Part | None, merged: Merged) -> Tried:
+    """Tries a network on the meta device, with data, settings and weights."""
+    data, empty, initial = groups.data, None, None
+    if part is None or data is None or not merged.names_network:
+        return Tried(part)
     before, shape = len(reader.problems), (data.in_channels, *data.image_size)
     with reader.trying():
-        groups.network, groups.empty = _make_empty(part, reader.problems)
+        part, empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
-            reader.problems += network_problems(groups.empty, shape, len(data.label_names))
-            reader.problems += _fine_tune(groups.empty, groups.settings["lora"], groups.general.get("freeze"), shape)
-            reader.problems += optimizer_problems(groups.empty, groups.settings["optimizer"])
-            groups.initial = _weights(groups.empty, data, groups.general, groups.merged)
+            reader.problems += network_problems(empty, shape, len(data.label_names))
+            reader.problems += _fine_tune(empty, groups.settings["lora"], groups.general.get("freeze"), shape)
+            reader.problems += optimizer_problems(empty, groups.settings["optimizer"])
+            initial = _weights(empty, data, groups.general, merged)
+    return Tried(part, empty, initial)
 
 
 def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:

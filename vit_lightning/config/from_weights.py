@@ -56,6 +56,16 @@ class Trained(NamedTuple):
         return self.checkpoint.get("test_view") or {}
 
     @property
+    def data(self) -> Config:
+        """Options of the data that it learned from."""
+        return value_at(flatten(self.checkpoint.get("config")), "data") or {}
+
+    @property
+    def images(self) -> str:
+        """Fingerprint of these images."""
+        return str(self.checkpoint.get("images"))
+
+    @property
     def class_names(self) -> list[str] | None:
         return self.view.get("class_names")
 

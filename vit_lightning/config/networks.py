@@ -27,6 +27,7 @@ from vit_lightning.config.typed import Part, Place, Reader, of_option
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near, refuse
+from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
@@ -54,7 +55,7 @@ def part_of_network(reader: Reader, given: Any, facts: Mapping[str, Any] | None)
         given: ``model`` of a flat config, with its class.
         facts: facts of the data; None where they are not known.
     """
-    if (found := reader.find(nn.Module, given, "model")) is None:
+    if (found := reader.find(nn.Module, given, "model", ViT)) is None:
         return None
     name, target, arguments = found
     if inspect.isclass(target) and not issubclass(target, nn.Module):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vit_lightning.config.build import build
@@ -76,11 +75,11 @@ def merge_all(
     names = [value for key, value in flags if key == "config"]
     problems: list[str] = []
     sources: list[Config] = []
-    given: list[Callable[[], Config]] = [functools.partial(_read, name) for name in names]
-    given.append(lambda: _with_files(config_of_flags(flags), Path()))
-    for read in given:
+    for name in names:
         with gathered(problems):
-            sources.append(as_ours(read(), problems))
+            sources.append(as_ours(_read(name), problems))
+    with gathered(problems):
+        sources.append(as_ours(_with_files(config_of_flags(flags), Path()), problems))
     complete = len(sources) > len(names)
     opened, trained, initial = None, None, None
     configs: Sequence[Config] = sources

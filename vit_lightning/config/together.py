@@ -7,33 +7,32 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from torch import nn
 
 from vit_lightning.config.adapters import Chosen
 from vit_lightning.config.files import Config, as_list, as_map
 from vit_lightning.config.from_weights import Trained
-from vit_lightning.config.networks import CONFIGURED, FACTS, data_facts, filled_in, takes, unlike_data
+from vit_lightning.config.networks import CONFIGURED, FACTS, filled_in, takes, unlike_data
 from vit_lightning.config.options import COMPILES, TRAINED
 from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Reader
+from vit_lightning.config.typed import Part
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
 from vit_lightning.storage.credentials import secrets_of_environment
 from vit_lightning.training.compiled import REPLAYS, changed_steps
-from vit_lightning.training.losses import OwnLoss, Teacher
+from vit_lightning.training.losses import OwnLoss
 from vit_lightning.training.mae import MAE
 from vit_lightning.training.own_state import callback_problems
 from vit_lightning.training.probes import KNNProbe
 from vit_lightning.training.resources import AUTO
-from vit_lightning.weights.init_from import FirstWeights, InitialWeights
+from vit_lightning.weights.init_from import InitialWeights
 
 
 class Merged(NamedTuple):
@@ -54,57 +53,37 @@ class Merged(NamedTuple):
         return self.complete and (self.initial is not None or self.config.get("init_from") is None)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Groups:
-    """Groups of a config as far as they have been read; None where one is wrong, or the config has none."""
+    """Groups of a config as they have been read; None where one is wrong, or the config has none."""
 
-    merged: Merged
     command: str
-    reader: Reader
-    """Gets all problems."""
+    is_new: bool
+    """Whether a run begins; one that is resumed keeps what it began with."""
     config: Config
-    may_differ: bool = False
-    """Whether options of a resumed run may have other values."""
-    general: dict[str, Any] = field(default_factory=dict)
-    module: Part | None = None
-    data_part: Any = None
-    data: ImageData | None = None
-    unread: list[str] = field(default_factory=list)
-    """Why the images cannot be read."""
-    trained: Trained | None = None
-    setting_parts: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    network: Part | None = None
-    empty: nn.Module | None = None
-    """The network on the meta device."""
-    trainer: Part = field(default_factory=lambda: Part(None, {}))
-    metrics: list[Chosen] = field(default_factory=list)
-    initial: FirstWeights | None = None
-    teacher: Teacher | None = None
-
-    @property
-    def facts(self) -> dict[str, Any] | None:
-        """Facts of the data that a network gets."""
-        return None if self.data is None else data_facts(self.data)
+    general: Mapping[str, Any]
+    """Options that belong to no group."""
+    module: Part | None
+    data: ImageData | None
+    facts: Mapping[str, Any] | None
+    """Facts of the data that a network gets."""
+    settings: Mapping[str, Any]
+    trainer: Part
+    metrics: Sequence[Chosen]
 
     @property
     def callbacks(self) -> list[Part]:
         return [one for one in as_list(self.trainer.arguments.get("callbacks")) if isinstance(one, Part)]
 
-    @property
-    def logged(self) -> dict[str, Goal | None]:
-        """Names of all that ViTClassifier logs, with their goals."""
-        if self.data is None:
-            return {}
-        table = with_own({item.name: item.metric for item in self.metrics})
-        names = [*metric_names("val", "train", classes=len(self.data.label_names), table=table), *STEP_METRICS]
-        own = {f"val/{item.name}": item.plain["init_args"]["goal"] for item in self.metrics}
-        return {name: own[name] if name in own else goal_of(name) for name in names}
 
-    @property
-    def is_new(self) -> bool:
-        """Whether a run begins; one that is resumed keeps what it began with."""
-        return self.command == "fit" and self.general.get("resume") != "must" and not self.may_differ
+def logged_metrics(data: ImageData | None, metrics: Sequence[Chosen]) -> dict[str, Goal | None]:
+    """Returns the names of all that ViTClassifier logs, with their goals."""
+    if data is None:
+        return {}
+    table = with_own({item.name: item.metric for item in metrics})
+    names = [*metric_names("val", "train", classes=len(data.label_names), table=table), *STEP_METRICS]
+    own = {f"val/{item.name}": item.plain["init_args"]["goal"] for item in metrics}
+    return {name: own[name] if name in own else goal_of(name) for name in names}
 
 
 def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
@@ -231,7 +210,7 @@ def monitored(groups: Groups) -> Iterator[str]:
     if groups.data is None or groups.module is None or groups.command in TRAINED:
         return
     callbacks, checkpoint = groups.callbacks, groups.settings["checkpoint"]
-    known = {} if groups.module.name else groups.logged
+    known = {} if groups.module.name else logged_metrics(groups.data, groups.metrics)
     probes = ["val/knn_acc" for one in callbacks if issubclass(one.kind, KNNProbe)]
     ours = all(one.name.startswith(("lightning.", "vit_lightning.")) for one in callbacks)
     found = [("checkpoint", checkpoint.monitor, checkpoint.mode)] if checkpoint else []

@@ -12,8 +12,8 @@ import math
 import numbers
 import operator
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -37,6 +37,20 @@ T = TypeVar("T")
 
 WRONG: Any = object()
 """Result of reading a value that cannot be used."""
+
+
+class OtherType(Exception):
+    """A value is none of a type at all, so that another type of a union may be meant."""
+
+
+@contextmanager
+def _or_other_type() -> Iterator[None]:
+    """Turns what conversions raise into OtherType."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, StopIteration, OverflowError) as fault:
+        raise OtherType from fault
+
 
 OTHER_LIGHTNING = (
     "pytorch_lightning is another package than lightning: write `import lightning.pytorch as pl`, and class paths so"
@@ -248,14 +262,19 @@ class Reader:
     problems: list[str] = field(default_factory=list)
     complete: bool = True
     """Whether all files could be read; if not, an argument that is missing may stand in one of them."""
-    unread: set[str] = field(default_factory=set)
-    """What is wrong with Python files that cannot be imported: a problem once, however many parts they have."""
 
     @contextmanager
     def trying(self, key: str = "") -> Iterator[None]:
         """Adds what a part of the config finds wrong when it is made, see ``of_option``, to the problems."""
         with gathered(self.problems), of_option(key):
             yield
+
+    def make(self, part: Part | None, key: str) -> Any:
+        """Returns what is made of a part; None, with its problems, if it cannot be made."""
+        if part is not None and self.complete:
+            with self.trying(key):
+                return part.make()
+        return None
 
     def refused(self, problem: str) -> T | None:
         """Adds a problem; returns None, for what cannot be had."""
@@ -274,7 +293,8 @@ class Reader:
     ) -> dict[str, Any]:
         """Returns the arguments of a class or function with their defaults, in the order of its options.
 
-        A wrong value is left out, so that all else can still be checked.
+        A wrong value is left out, so that all else can still be checked, and a misspelt option is read as the one that
+        it is near to, so that no problem follows from it.
 
         Args:
             options: its options.
@@ -285,9 +305,9 @@ class Reader:
             others: whether others are taken as well.
         """
         prefix = f"{path}." if path else ""
-        more = {name: value for name, value in given.items() if name not in options}
-        for name in [name for name in more if not others or get_close_matches(str(name), options, cutoff=0.9)]:
-            self.problems.append(unknown(str(name), more.pop(name), prefix, options))
+        odd = {str(name): value for name, value in given.items() if name not in options}
+        more = {name: odd.pop(name) for name in [*odd] if others and not get_close_matches(name, options, cutoff=0.9)}
+        given = {**self._as_meant(options, odd, path, of), **given}
         values = {}
         for name, option in options.items():
             if name in given:
@@ -301,6 +321,29 @@ class Reader:
         values |= {name: self.value(Any, value, f"{prefix}{name}") for name, value in more.items()}
         return {name: value for name, value in values.items() if value is not WRONG}
 
+    def _as_meant(
+        self, options: Mapping[str, Option], given: Mapping[str, Any], path: str, of: str
+    ) -> Mapping[str, Any]:
+        """Refuses what are no options; returns them by the names of those that they are near to."""
+        likely = {name: near(name, options, 0.5 if self.complete else 0.7)[:1] for name in given}
+        far = [name for name, found in likely.items() if not found and ":" not in name]
+        if not of or (self.complete and len(far) == 1):
+            far = []
+        elif far and self.complete:
+            hint = "options of another class need its name: class_path: my.Class"
+            self.problems.append(f"{path}: {of} has no {', '.join(far)} ({hint})")
+        prefix = f"{path}." if path else ""
+        known = [name for name in given if name not in far]
+        self.problems += [unknown(name, given[name], prefix, options, likely[name]) for name in known]
+        meant = [(found, given[name]) for name in known for found in likely[name]]
+        return {name: value for name, value in meant if self.takes(options[name], value)}
+
+    def takes(self, option: Option, given: Any) -> bool:
+        """Whether a plain value is one of an option."""
+        reader = replace(self, problems=[])
+        reader.value(option.kind, given, option.name, option.default)
+        return not reader.problems
+
     def value(self, kind: Any, given: Any, path: str, default: Any = REQUIRED) -> Any:
         """Returns a plain value as one of a type; ``WRONG`` if it is none.
 
@@ -313,23 +356,35 @@ class Reader:
             default: default of the option, whose class need not be named.
         """
         kind = int | float if kind is numbers.Number else kind  # as torchvision's transforms have it
+        try:
+            return self._read(kind, given, path, default)
+        except OtherType:
+            if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
+                self.problems.append(f"{path}.{next(iter(given))}: items of a list are not given alone: --{path}=[...]")
+            else:
+                hint = meant(str(given), map(str, choices_of(kind)))
+                self.problems.append(f"{path}={shown(given)} must be {words(kind)}{hint}")
+            return WRONG
+
+    def _read(self, kind: Any, given: Any, path: str, default: Any) -> Any:
+        """Returns a value as one of a type; raises OtherType if it is none, where ``value`` adds a problem."""
         origin, parts = get_origin(kind) or kind, get_args(kind)
         if origin is Annotated:
-            return self.value(parts[0], given, path, default)
+            return self._read(parts[0], given, path, default)
         if origin in (Union, types.UnionType):
             return self._one_of(kind, given, path, default)
         if kind in PLAIN or origin is Literal or (inspect.isclass(kind) and issubclass(kind, Enum)):
-            try:
-                return plain_value(kind, given)
-            except (ValueError, TypeError, KeyError, StopIteration, OverflowError):
-                return self._refused(kind, given, path)
+            return plain_value(kind, given)
         if origin in MAPPINGS or is_typeddict(kind):
             return self._mapping(kind, given, path)
         if origin in (*LISTS, tuple):
             return self._list(kind, given, path)
-        if kind is Tensor and not (isinstance(given, str) and can_be_class(given)):
-            return self._tensor(given, path)
+        names_class = isinstance(given, Mapping) or (isinstance(given, str) and can_be_class(given))
+        if kind is Tensor and not names_class:
+            return _tensor(given)
         if (place := place_of(kind)) is not None:
+            if not names_class:
+                raise OtherType
             return self.part(place, given, path, default) or WRONG
         if isinstance(given, Mapping) and "class_path" in given:
             return self.part(Place(), given, path) or WRONG
@@ -340,7 +395,7 @@ class Reader:
     def _mapping(self, kind: Any, given: Any, path: str) -> Any:
         """Returns a mapping with values of its type."""
         if not isinstance(given, Mapping):
-            return self._refused(kind, given, path)
+            raise OtherType
         of_key, of_item = parts if len(parts := get_args(kind)) == 2 else (Any, Any)
         if of_key is int:  # which JSON, too, has as texts
             given = {self.value(int, key, f"{path}.{key}"): item for key, item in given.items()}
@@ -351,34 +406,15 @@ class Reader:
         origin, parts = get_origin(kind) or kind, get_args(kind)
         fixed = origin is tuple and parts and parts[1:] != (...,)
         if not isinstance(given, list | tuple) or (fixed and len(given) != len(parts)):
-            return self._refused(kind, given, path)
+            raise OtherType
         kinds = parts if fixed else (*parts, Any)[:1] * len(given)
         items = [self.value(kinds[n], item, f"{path}.{n}") for n, item in enumerate(given)]
         if fixed and any(item is WRONG for item in items):
             return WRONG
         return {tuple: tuple, set: set, frozenset: frozenset}.get(origin, list)(x for x in items if x is not WRONG)
 
-    def _tensor(self, given: Any, path: str) -> Any:
-        """Returns numbers as a tensor, or the class that a config names in their place."""
-        if isinstance(given, Mapping):
-            return self.part(Place(Tensor), given, path) or WRONG
-        try:
-            numbers = _floats(given)
-            torch.tensor(numbers)  # refuses lists of several lengths
-        except (ValueError, TypeError, OverflowError):
-            return self._refused(Tensor, given, path)
-        return Numbers(torch.tensor, {"numbers": numbers})
-
-    def _refused(self, kind: Any, given: Any, path: str) -> Any:
-        if isinstance(given, Mapping) and given and all(str(key).isdecimal() for key in given):
-            self.problems.append(f"{path}.{next(iter(given))}: items of a list are not given alone: --{path}=[...]")
-        else:
-            hint = meant(str(given), map(str, choices_of(kind)))
-            self.problems.append(f"{path}={shown(given)} must be {words(kind)}{hint}")
-        return WRONG
-
     def _one_of(self, kind: Any, given: Any, path: str, default: Any) -> Any:
-        """Returns a value of the first type of a union that takes it; else the problems of the one that was meant."""
+        """Returns a value of the first type of a union that takes it, or else as the one that is meant has it."""
         tried: list[tuple[Any, Reader]] = []
         kinds = [
             one for one in members(kind) if one is not int or float not in members(kind) or type(scalar(given)) is int
@@ -386,17 +422,17 @@ class Reader:
         # a text may be a number, an int also a float, a list also a tensor; typing keeps no order of the types of
         # Optional[Union[...]]
         for one in sorted(kinds, key=lambda one: (one is Tensor, one is str, one is float)):
-            reader = replace(self, problems=[], unread={*self.unread})
-            value = reader.value(one, given, path, default)
-            if not reader.problems:
-                return value
-            tried.append((value, reader))
-        for value, reader in tried:
-            if not reader.problems[0].startswith(f"{path}={shown(given)} must be"):
-                self.problems += reader.problems
-                self.unread |= reader.unread
-                return value
-        return self._refused(kind, given, path)
+            reader = replace(self, problems=[])
+            with suppress(OtherType):
+                value = reader._read(one, given, path, default)
+                if not reader.problems:
+                    return value
+                tried.append((value, reader))
+        if not tried:
+            raise OtherType
+        value, reader = tried[0]
+        self.problems += reader.problems
+        return value
 
     def part(self, place: Place, given: Any, path: str, default: Any = REQUIRED) -> Any:
         """Returns the class that a config names at a place, with its arguments; None if it cannot be made.
@@ -471,12 +507,8 @@ class Reader:
         name = full_name(named, home)
         try:
             target = find_class(name)
-        except UserError as error:
-            new = [text for text in error.problems if text not in self.unread]
-            self.unread.update(new)
-            other = f" ({OTHER_LIGHTNING})" * any("'pytorch_lightning'" in text for text in new)
-            self.problems += [f"{key}: {text}{other}" for text in new]
-            return None
+        except UserError as error:  # of a file of the user's; the same one of all its parts
+            return self.refused(str(error))
         modules = [name, *(kind.__module__ for kind in getattr(target, "__mro__", ()))]
         if any(module.startswith("pytorch_lightning.") for module in modules):
             return self.refused(f"{key}: {OTHER_LIGHTNING}")
@@ -489,11 +521,12 @@ def shown(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def unknown(name: str, value: Any, prefix: str, known: Collection[str]) -> str:
-    """Returns the problem of an option that is not there."""
+def unknown(name: str, value: Any, prefix: str, known: Collection[str], likely: Sequence[str] | None = None) -> str:
+    """Returns the problem of an option that is not there, and whose likely name may be known."""
     if ":" in name:
         return f"{prefix}{name}: written {{key: value}} in a config, with a space, and --key=value as a flag"
-    given, likely = "" if isinstance(value, dict | list) else f"={shown(value)}", near(name, known, 0.5)
+    given = "" if isinstance(value, dict | list) else f"={shown(value)}"
+    likely = near(name, known, 0.5) if likely is None else likely
     hint = f"did you mean {prefix}{likely[0]}?" if likely else f"choose {', '.join(known)}"
     return f"{prefix}{name}{given}: there is no such option{f' ({hint})' if known else ''}"
 
@@ -521,12 +554,9 @@ def scalar(given: Any) -> Any:
     return value if isinstance(value, int | float | None) or not isinstance(given, str) else given
 
 
+@_or_other_type()
 def plain_value(kind: Any, given: Any) -> Any:
-    """Returns a value of a plain type.
-
-    Raises:
-        ValueError, TypeError, KeyError, StopIteration or OverflowError: it is none.
-    """
+    """Returns a value of a plain type."""
     if kind is bool and isinstance(given, str):  # in a flag, yes is no truth value
         return {"true": True, "false": False}[given.lower()]
     value = given if kind is str else scalar(given)
@@ -551,8 +581,16 @@ def plain_value(kind: Any, given: Any) -> Any:
     return value
 
 
+@_or_other_type()
+def _tensor(given: Any) -> Numbers:
+    """Returns numbers, or nested lists of them, as a tensor."""
+    numbers = _floats(given)
+    torch.tensor(numbers)  # refuses lists of several lengths
+    return Numbers(torch.tensor, {"numbers": numbers})
+
+
 def _floats(given: Any) -> Any:
-    """Returns numbers, or nested lists of them, as floats; raises as ``plain_value`` where they are others."""
+    """Returns numbers, or nested lists of them, as floats."""
     return [_floats(item) for item in given] if isinstance(given, list | tuple) else plain_value(float, given)
 
 
