@@ -107,7 +107,6 @@ COMMANDS = {
     "export --ckpt=run --out=flat": "out=flat is there already",
     "inspect": "--ckpt is missing",
     "inspect --ckpt=run --count=0": "count=0 must be at least 1",
-    "inspect --ckpt=run --against=other.ckpt": "against=other.ckpt",
     "inspect --ckpt=run no.jpg": "no.jpg: there is no such file or folder",
     "summary --ckpt=nowhere --batch_size=0": "batch_size=0 must be at least 1",
     "configs digit": "digit: there is no such config (did you mean digits?",

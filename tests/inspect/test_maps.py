@@ -292,8 +292,8 @@ def test_what_needs_no_attention_is_there_without_it():
     for name in ("norms", "colours", "rank", "positions", "filters"):
         assert getattr(found, name).shape == getattr(whole, name).shape, name
     figures = ["similarity of positions", "patch filters", "tokens", "similarity of layers"]
-    assert list(model_figures({"one": found})) == figures
-    assert list(model_figures({"one": found, "other": whole})) == ["attention distance", *figures]
+    assert list(model_figures(found)) == figures
+    assert list(model_figures(whole)) == ["attention distance", *figures]
     assert set(views(found, 0)) == {"token norm", "outliers", "token components"}
 
 

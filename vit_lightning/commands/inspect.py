@@ -1,12 +1,10 @@
-"""``lightning inspect``: attention maps and measures of one or two trained models, as figures and a page."""
+"""``lightning inspect``: attention maps and measures of a trained model, as figures and a page."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +15,6 @@ from torch import Tensor
 from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.embed import device_named, run_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
-from vit_lightning.config.files import differing_options, options_of
 from vit_lightning.data.image_files import find_images
 from vit_lightning.errors import UserError, named
 from vit_lightning.figures.curves import file_of
@@ -30,17 +27,14 @@ from vit_lightning.notation import counted
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.training.classifier import probabilities
-from vit_lightning.weights.options import model_config
 from vit_lightning.weights.sources import Source
 
 
 def inspect(
     *images: Path,
     ckpt: Checkpoint,
-    against: str | None = None,
     out: Path | None = None,
     count: int = 8,
-    format: Literal["png", "svg"] = "png",
     image_size: Size = None,
     config: Facts = None,
     trust: Trust = False,
@@ -50,14 +44,12 @@ def inspect(
 
     Args:
         *images: image files and folders; by default test images of the run that trained the model.
-        against: a second model, shown beside the first; as ckpt.
         out: new folder; by default RUN/inspect/TIME or runs/inspect/TIME.
         count: number of images at most.
-        format: of the figures beside the page; svg keeps lines and text as such, for a paper.
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
 
     Raises:
-        UserError: models or images are not there, or a model has no patches that are known.
+        UserError: model or images are not there, or it has no patches that are known.
     """
     refuse(at_least(1, count=count))
     quiet()
@@ -66,38 +58,25 @@ def inspect(
     pixels, labelled = (None, []) if files else _some_test_images(source, count, trust=trust)
     if len(files) > count:
         say(row("images", f"the first {count} of {len(files):,} (--count)"))
-    second = [] if against is None else [open_model(against, image_size=image_size, trust=trust, key="against")]
-    found: dict[str, Survey] = {}
-    pictures, titles, known = {}, {}, {}
-    configs = [_config(each) for each in (source, *second)]
-    for number, each in enumerate([source, *second]):
-        name = _name(each, [*found])
-        model = Model(each)
-        model.network.to(device_named(device))
-        names, prepared = model.prepared(files[:count] if pixels is None else _resized(pixels, model))
-        with named(f"{'against' if number else 'ckpt'}={each.place}: "):
-            found[name] = survey(model.network, prepared)
-        if found[name].without_maps:
-            say(row("attention", f"{each.place}: no maps, rollout, relevance, distance: {found[name].without_maps}"))
-        pictures[name] = _as_seen(model, prepared)
-        titles[name] = _titles(model, labelled or names, found[name])
-        known[name] = _known(each, configs[number], differing_options(configs))
+    model = Model(source)
+    model.network.to(device_named(device))
+    names, prepared = model.prepared(files[:count] if pixels is None else _resized(pixels, model))
+    with named(f"ckpt={source.place}: "):
+        found = survey(model.network, prepared)
+    if found.without_maps:
+        say(row("attention", f"{source.place}: no maps, rollout, relevance, distance: {found.without_maps}"))
+    pictures, titles = _as_seen(model, prepared), _titles(model, labelled or names, found)
+    name = source.place if source.run is None else source.run.name
     with new_folder(out, (source.run or Path("runs")) / "inspect", "") as folder:
-        figures = {}
-        for name, (figure, text) in model_figures(found).items():
-            png = file_of(figure)
-            figures[name] = png, text
-            file = png if format == "png" else file_of(figure, format)
-            write_whole(folder / f"{name.replace(' ', '_')}.{format}", file)
-        for name, of_model in found.items():
-            suffix = "" if len(found) == 1 else f"_{[*found].index(name) + 1}"
-            shown = [] if of_model.without_maps else zip(titles[name], pictures[name], strict=True)
-            for image, (title, picture) in enumerate(shown):
-                maps: Figure = maps_figure(of_model, image, picture, f"{name}: {title}")
-                write_whole(folder / f"attention_{image + 1:02}{suffix}.{format}", file_of(maps, format))
+        figures = {title: (file_of(figure), text) for title, (figure, text) in model_figures(found).items()}
+        for title, (png, _) in figures.items():
+            write_whole(folder / f"{title.replace(' ', '_')}.png", png)
+        for number, (title, picture) in enumerate([] if found.without_maps else zip(titles, pictures, strict=True)):
+            maps: Figure = maps_figure(found, number, picture, f"{name}: {title}")
+            write_whole(folder / f"attention_{number + 1:02}.png", file_of(maps))
         path = folder / "inspect.html"
         command = shlex.join(["lightning", *(sys.argv[1:] or ["inspect"])])
-        write_whole(path, inside_page(found, pictures, titles, known, figures, command))
+        write_whole(path, inside_page(found, name, _known(source), pictures, titles, figures, command))
     say(f"{counted(len(prepared), 'image')}, {counted(len(figures), 'figure')}: {path}")
     return path
 
@@ -147,29 +126,9 @@ def _titles(model: Model, names: list[str], found: Survey) -> list[str]:
     return [f"{top.file}: predicted {text}" for top, text in zip(tops, texts, strict=True)]
 
 
-def _config(source: Source) -> dict[str, Any]:
-    """Returns the config of a source, or what is known of its model in the same words."""
-    if source.config is not None:
-        return dict(source.config)
-    try:
-        return {"model": model_config(source.network)}
-    except UserError:  # a network of others
-        return {}
-
-
-def _known(source: Source, config: Mapping[str, Any], options: Sequence[str]) -> str:
-    """Returns what is known of a model, and its values of the options in which two differ."""
+def _known(source: Source) -> str:
+    """Returns what is known of a model."""
     results = (None if source.run is None else read_results(source.run)) or {}
     measured = {"test": results.get("test/acc"), "validation": results.get("val/acc")}
     facts = [f"{split} accuracy {100 * value:.2f} %" for split, value in measured.items() if isinstance(value, float)]
-    values = options_of(config)
-    key = next((key for key in ("model.pool.class_path", "model.pool") if values.get(key) is not None), "")
-    facts += [f"pool {str(values[key]).rpartition('.')[2]}"] if key else []
-    facts += [f"{option}={values.get(option)}" for option in options if option != key]
     return ", ".join([type(source.network).__name__, *facts])
-
-
-def _name(source: Source, others: list[str]) -> str:
-    """Returns a name of a model that no other has."""
-    name = source.place if source.run is None else source.run.name
-    return name if name not in others else f"{name} ({source.place})" if source.place != name else f"{name} (again)"

@@ -36,11 +36,10 @@ def save(figure: Figure, path: Path) -> None:
     write_whole(path, file_of(figure))
 
 
-def file_of(figure: Figure, kind: str = "png") -> bytes:
-    """Returns a figure as a file, of a kind that matplotlib writes, such as svg."""
+def file_of(figure: Figure) -> bytes:
+    """Returns a figure as a PNG file."""
     file = io.BytesIO()
-    with rc_context({"svg.fonttype": "none"}):  # text stays text
-        figure.savefig(file, format=kind, dpi=150)
+    figure.savefig(file, format="png", dpi=150)
     return file.getvalue()
 
 

@@ -1,8 +1,8 @@
-"""Drawings of what ``inspect`` finds in networks: maps of an image for the page, and figures of one or two models."""
+"""Drawings of what ``inspect`` finds in a network: maps of an image for the page, and figures of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -18,9 +18,6 @@ from vit_lightning.figures.curves import as_written
 from vit_lightning.figures.pictures import CELL, font
 from vit_lightning.inspect.survey import Survey
 from vit_lightning.inspect.tokens import OUTLIER, cka, outliers
-
-Surveys = Mapping[str, Survey]
-"""What was found in one or two models, by their names."""
 
 PALETTE = (255 * matplotlib.colormaps["viridis"](np.arange(256))[:, :3]).round().astype(np.uint8)
 """Colours of a map from 0 to its largest value."""
@@ -197,25 +194,25 @@ def layer_names(found: Survey) -> list[str]:
 
 
 @as_written
-def model_figures(found: Surveys) -> dict[str, tuple[Figure, str]]:
-    """Returns the figures of models by name, each with a sentence that says what it shows."""
-    first = next(iter(found.values()))
+def model_figures(found: Survey) -> dict[str, tuple[Figure, str]]:
+    """Returns the figures of a model by name, each with a sentence that says what it shows."""
     drawn = {}
-    if any(len(each.distance) for each in found.values()):
+    if len(found.distance):
         text = "Of each head (a point), from a patch to those it attends to."
         drawn["attention distance"] = _distances(found), text
-    if any(each.positions is not None for each in found.values()):
+    if found.positions is not None:
         text = "Cosine of the position of a patch with all others, of every few rows and columns."
-        drawn["similarity of positions"] = (_positions(found), text)
-    if any(each.filters is not None for each in found.values()):
-        drawn["patch filters"] = (_filters(found), "Principal components of the filters of the patch embedding.")
-    if len(first.rank):
+        drawn["similarity of positions"] = _positions(found.positions), text
+    if found.filters is not None:
+        text = "Principal components of the filters of the patch embedding."
+        drawn["patch filters"] = _filters(found.filters.numpy()), text
+    if len(found.rank):
         outlier = f"An outlier is a token whose norm is above {OUTLIER:g} medians of the patches of its image."
-        drawn["tokens"] = (_tokens(found), f"After each block. {outlier} Effective rank: of all tokens of an image.")
-        drawn["similarity of layers"] = (_layers(found), "Linear CKA of the patches after each block.")
-    if any(each.crate is not None for each in found.values()):
+        drawn["tokens"] = _tokens(found), f"After each block. {outlier} Effective rank: of all tokens of an image."
+        drawn["similarity of layers"] = _layers(found), "Linear CKA of the patches after each block."
+    if found.crate is not None:
         text = "Coding rate after MSSA, and share of the entries that are not 0 after ISTA, in each layer."
-        drawn["sparse rate reduction"] = (_crate(found), text)
+        drawn["sparse rate reduction"] = _crate(found.crate), text
     return drawn
 
 
@@ -234,44 +231,29 @@ def _numbers(values: Any) -> range:
     return range(1, len(values) + 1)
 
 
-def _distances(found: Surveys) -> Figure:
-    figure, axes = _panels(len(found))
-    for axis, (name, each) in zip(axes, found.items(), strict=True):
-        for head in each.distance.T.numpy():
-            axis.plot(_numbers(head), head, "o", markersize=4, alpha=0.7, color="C0")
-        axis.plot(_numbers(each.distance), each.distance.mean(dim=1).numpy(), color="C1", label="mean")
-        _by_layer(axis, "mean attention distance (pixels)")
-        axis.set_title(name, fontsize=9)
-        if each.without_maps:
-            axis.text(0.5, 0.5, "no attention is seen", ha="center", transform=axis.transAxes)
-    top = max(axis.get_ylim()[1] for axis in axes)
-    for axis in axes:
-        axis.set_ylim(0, top)
+def _distances(found: Survey) -> Figure:
+    figure, (axis,) = _panels(1)
+    for head in found.distance.T.numpy():
+        axis.plot(_numbers(head), head, "o", markersize=4, alpha=0.7, color="C0")
+    axis.plot(_numbers(found.distance), found.distance.mean(dim=1).numpy(), color="C1", label="mean")
+    _by_layer(axis, "mean attention distance (pixels)")
+    axis.set_ylim(bottom=0)
     return figure
 
 
-def _positions(found: Surveys) -> Figure:
-    figure, axes = _panels(len(found), height=4.4)
-    for axis, (name, each) in zip(axes, found.items(), strict=True):
-        axis.set_title(name, fontsize=9)
-        axis.axis("off")
-        if each.positions is None:
-            axis.text(0.5, 0.5, "no positions are added to the patches", ha="center")
-            continue
-        shown = axis.imshow(_tiles(each.positions.numpy()), vmin=-1, vmax=1, cmap="RdBu_r")
-        figure.colorbar(shown, ax=axis, shrink=0.7, label="cosine")
+def _positions(similarity: Tensor) -> Figure:
+    figure, (axis,) = _panels(1, height=4.4)
+    axis.axis("off")
+    shown = axis.imshow(_tiles(similarity.numpy()), vmin=-1, vmax=1, cmap="RdBu_r")
+    figure.colorbar(shown, ax=axis, shrink=0.7, label="cosine")
     return figure
 
 
-def _filters(found: Surveys) -> Figure:
-    tiles = [None if each.filters is None else _filter_tiles(each.filters.numpy()) for each in found.values()]
-    tallest = max(len(each) / each.shape[1] for each in tiles if each is not None)
-    figure, axes = _panels(len(found), height=0.5 + 4.2 * tallest)
-    for axis, name, of_model in zip(axes, found, tiles, strict=True):
-        axis.set_title(name, fontsize=9)
-        axis.axis("off")
-        if of_model is not None:
-            axis.imshow(of_model, cmap="gray", vmin=0, vmax=1)
+def _filters(filters: np.ndarray[Any, Any]) -> Figure:
+    tiles = _filter_tiles(filters)
+    figure, (axis,) = _panels(1, height=0.5 + 4.2 * len(tiles) / tiles.shape[1])
+    axis.axis("off")
+    axis.imshow(tiles, cmap="gray", vmin=0, vmax=1)
     return figure
 
 
@@ -285,25 +267,21 @@ def _filter_tiles(filters: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return rearrange(tiles, "(a b) c y x -> (a y) (b x) c", b=wide)
 
 
-def _tokens(found: Surveys) -> Figure:
-    """Draws a colour for each model, a dash for each kind of token."""
+def _tokens(found: Survey) -> Figure:
+    """Draws a dash for each kind of token."""
     figure, (norm, outlier, rank) = _panels(3, height=3.6)
-    for colour, (name, each) in enumerate(found.items()):
-        layers, prefix = _numbers(each.rank), each.grid.prefix
-        shares = 100 * outliers_of(each).float().mean(dim=0).numpy()
-        lines = {
-            "patches (median norm)": (each.norms[:, :, prefix:].median(dim=-1).values, shares[:, prefix:].mean(axis=1)),
-            **{label: (each.norms[:, :, token], shares[:, token]) for token, label in enumerate(each.before)},
-        }
-        for (label, (norms, of_images)), dashes in zip(lines.items(), DASHES, strict=False):
-            style: dict[str, Any] = {"color": f"C{colour}", "linestyle": dashes}
-            norm.plot(layers, norms.mean(dim=0).numpy(), label=f"{label}, {name}", **style)
-            outlier.plot(layers, of_images, **style)
-        largest = each.norms[:, :, prefix:].amax(dim=(0, 2)).numpy()
-        norm.plot(
-            layers, largest, color=f"C{colour}", linestyle="", marker="+", label=f"largest of all patches, {name}"
-        )
-        rank.plot(layers, each.rank.numpy(), color=f"C{colour}")
+    layers, prefix = _numbers(found.rank), found.grid.prefix
+    shares = 100 * outliers_of(found).float().mean(dim=0).numpy()
+    lines = {
+        "patches (median norm)": (found.norms[:, :, prefix:].median(dim=-1).values, shares[:, prefix:].mean(axis=1)),
+        **{label: (found.norms[:, :, token], shares[:, token]) for token, label in enumerate(found.before)},
+    }
+    for (label, (norms, of_images)), dashes in zip(lines.items(), DASHES, strict=False):
+        norm.plot(layers, norms.mean(dim=0).numpy(), label=label, color="C0", linestyle=dashes)
+        outlier.plot(layers, of_images, color="C0", linestyle=dashes)
+    largest = found.norms[:, :, prefix:].amax(dim=(0, 2)).numpy()
+    norm.plot(layers, largest, color="C0", linestyle="", marker="+", label="largest of all patches")
+    rank.plot(layers, found.rank.numpy(), color="C0")
     for axis, label in zip(
         (norm, outlier, rank), ("norm", "outliers (% of these tokens)", "effective rank"), strict=True
     ):
@@ -311,34 +289,25 @@ def _tokens(found: Surveys) -> Figure:
     norm.set_ylim(bottom=0)
     most = max(1.0, outlier.get_ylim()[1])
     outlier.set_ylim(-0.02 * most, most)  # a line at 0 is seen
-    figure.legend(loc="outside lower center", ncols=2 * len(found), frameon=False, fontsize=7)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=7)
     return figure
 
 
-def _layers(found: Surveys) -> Figure:
-    pairs = [(one, one) for one in found.items()]
-    if len(found) == 2:
-        first, second = found.items()
-        alike = len(first[1].samples[0]) == len(second[1].samples[0])  # of other sizes they have other patches
-        pairs += [(first, second)] * alike
-    figure, axes = _panels(len(pairs))
-    for axis, ((left, one), (right, other)) in zip(axes, pairs, strict=True):
-        shares = cka(one.samples, other.samples).numpy()
-        extent = (0.5, shares.shape[1] + 0.5, 0.5, shares.shape[0] + 0.5)
-        shown = axis.imshow(shares, vmin=0, vmax=1, origin="lower", extent=extent, cmap="magma")
-        axis.set(xlabel=f"layer, {right}", ylabel=f"layer, {left}")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(shown, ax=axes, shrink=0.8, label="CKA")
+def _layers(found: Survey) -> Figure:
+    figure, (axis,) = _panels(1)
+    shares = cka(found.samples, found.samples).numpy()
+    extent = (0.5, len(shares) + 0.5, 0.5, len(shares) + 0.5)
+    shown = axis.imshow(shares, vmin=0, vmax=1, origin="lower", extent=extent, cmap="magma")
+    axis.set(xlabel="layer", ylabel="layer")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(shown, ax=axis, shrink=0.8, label="CKA")
     return figure
 
 
-def _crate(found: Surveys) -> Figure:
+def _crate(measures: tuple[Tensor, Tensor]) -> Figure:
     figure, axes = _panels(2)
-    for name, each in found.items():
-        for axis, values in zip(axes, each.crate or (), strict=False):
-            axis.plot(_numbers(values), values.numpy(), "o-", markersize=4, label=name)
-    for axis, label in zip(axes, ("coding rate", "entries that are not 0"), strict=True):
+    for axis, values, label in zip(axes, measures, ("coding rate", "entries that are not 0"), strict=True):
+        axis.plot(_numbers(values), values.numpy(), "o-", markersize=4)
         _by_layer(axis, label)
-    axes[0].legend(frameon=False, fontsize=7)
     return figure

@@ -10,61 +10,55 @@ from typing import Any
 
 from PIL import Image
 
-from vit_lightning.figures.inside import Surveys, layer_names, layers_of, outlier_words, relevance_words, views
+from vit_lightning.figures.inside import layer_names, layers_of, outlier_words, relevance_words, views
 from vit_lightning.figures.style import STYLE, template_of
+from vit_lightning.inspect.survey import Survey
 from vit_lightning.inspect.tokens import OUTLIER
 
 
 def inside_page(
-    found: Surveys,
-    pictures: Mapping[str, Sequence[Image.Image]],
-    titles: Mapping[str, Sequence[str]],
-    known: Mapping[str, str],
+    found: Survey,
+    name: str,
+    known: str,
+    pictures: Sequence[Image.Image],
+    titles: Sequence[str],
     figures: Mapping[str, tuple[bytes, str]],
     command: str,
 ) -> str:
     """Returns the page of ``inspect.html``, in which all texts are escaped.
 
     Args:
-        found: what was found in one or two models, by their names.
-        pictures: the images as each model gets them.
-        titles: a title of each image for each model, such as its classes.
-        known: what is known of each model, in words.
+        found: what was found in a model.
+        name: its name.
+        known: what is known of it, in words.
+        pictures: the images as it gets them.
+        titles: a title of each image, such as its classes.
         figures: PNG files by name, and a sentence on each.
         command: command line that wrote the page.
     """
-    models = [
-        {
-            "name": name,
-            "known": known[name],
-            "without_maps": each.without_maps,
-            "reader": each.reader,
-            "layers": layer_names(each),
-            "heads": [*map(str, range(1, 0 if each.without_maps else layers_of(each).shape[2] + 1)), "mean"],
-            "grid": each.grid[1:],
-            "images": [
-                {
-                    "title": title,
-                    "picture": png_url(picture),
-                    "views": _urls(views(each, number)),
-                    "outliers": outlier_words(each, number),
-                    "relevance": relevance_words(each, number),
-                }
-                for number, (title, picture) in enumerate(zip(titles[name], pictures[name], strict=True))
-            ],
-        }
-        for name, each in found.items()
-    ]
+    model: dict[str, Any] = {
+        "name": name,
+        "known": known,
+        "without_maps": found.without_maps,
+        "reader": found.reader,
+        "layers": layer_names(found),
+        "heads": [*map(str, range(1, 0 if found.without_maps else layers_of(found).shape[2] + 1)), "mean"],
+        "grid": found.grid[1:],
+        "images": [
+            {
+                "title": title,
+                "picture": png_url(picture),
+                "views": {view: png_url(maps) for view, maps in views(found, number).items()},
+                "outliers": outlier_words(found, number),
+                "relevance": relevance_words(found, number),
+            }
+            for number, (title, picture) in enumerate(zip(titles, pictures, strict=True))
+        ],
+    }
     shown = {name: (data_url(png), text) for name, (png, text) in figures.items()}
-    longest: Any = {part: max((model[part] for model in models), key=len) for part in ("images", "layers", "heads")}
-    counts = {part: len(items) for part, items in longest.items()}
     return template_of(Path(__file__).with_name("inspect.html")).render(
-        models=models, counts=counts, figures=shown, outlier=f"{OUTLIER:g}", style=STYLE, command=command
+        model=model, figures=shown, outlier=f"{OUTLIER:g}", style=STYLE, command=command
     )
-
-
-def _urls(maps: Mapping[str, Image.Image]) -> dict[str, str]:
-    return {name: png_url(picture) for name, picture in maps.items()}
 
 
 def png_url(picture: Image.Image) -> str:
