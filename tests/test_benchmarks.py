@@ -133,6 +133,8 @@ def test_a_study_with_another_config_does_not_take_the_runs_of_the_plan_for_its_
     (tmp_path / "pretraining_1.log").write_text("stopped by SIGTERM")
     with pytest.raises(gpu.Unfinished, match=r"^0 runs have ended; stopped by SIGTERM"):
         study()
+    assert (tmp_path / "pretraining_1.tar.xz").is_file()  # what ended; a later call takes up the pieces beside it
+    gpu_trainings.take_up(tmp_path / "pretraining_1", place)
     monkeypatch.setattr(Ablate, "returncode", 2)  # no later call goes on with a refused plan
     with pytest.raises(RuntimeError, match="stopped by SIGTERM"):
         study()

@@ -149,7 +149,7 @@ ITEMS = (
     Item(
         "ViT-Lite and CVT",
         500,
-        _trainings("study", plan="compact_transformers", workers=2, options=PUBLISHED),
+        _trainings("study", plan="compact_transformers", workers=4, options=PUBLISHED),
         True,
         PARQUET,
     ),
@@ -364,7 +364,7 @@ def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) 
         from pyarrow.parquet import read_metadata
 
         if (count := sum(read_metadata(file).num_rows for file in files)) != 60_000:  # a load is missing, or two forms
-            parser.error(f"--data={given.data} holds {count:,} images: CIFAR-10 has 60,000, training and test")
+            parser.error(f"--data={given.data} holds {count:,} images: CIFAR-10 has 60,000, in one form")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended too
     end = time.monotonic() + 60 * given.minutes
     # CUDA must not start in this process, whose children use it: the driver's files tell

@@ -81,6 +81,11 @@ def fit(run: Path, place: Place, *flags: str, until: float | None = None) -> sub
     return process
 
 
+def flags_of(options: dict[str, Any]) -> list[str]:
+    """Returns options as flags of ``lightning fit``."""
+    return [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()]
+
+
 def images_of(place: Place) -> Path:
     """Returns the folder with CIFAR-10, of a small trial that with a few drawn photographs in its place."""
     return place.data or drawn_photographs(place.runs / "photographs-60", 60)
@@ -88,7 +93,7 @@ def images_of(place: Place) -> Path:
 
 def take_up(folder: Path, place: Place) -> None:
     """Goes on with the runs of an earlier call whose pieces were brought back, unless their folder is still here."""
-    pieces = sorted(place.kept.glob(f"{folder.name}.tar.*"), key=lambda piece: int(piece.suffix[1:]))
+    pieces = sorted(place.kept.glob(f"{folder.name}.tar.[0-9]*"), key=lambda piece: int(piece.suffix[1:]))
     if pieces and not folder.is_dir():
         with tarfile.open(fileobj=io.BytesIO(b"".join(piece.read_bytes() for piece in pieces))) as tar:
             tar.extractall(folder, filter="data")
@@ -102,7 +107,7 @@ def give_back(folder: Path, place: Place) -> None:
             is_spare = path.name == "previous.ckpt" or (path.parents[1] / "results.json").is_file()
             if path.suffix != ".ckpt" or not is_spare:
                 tar.add(path, path.relative_to(folder))
-    for piece in place.kept.glob(f"{folder.name}.tar.*"):
+    for piece in place.kept.glob(f"{folder.name}.tar.[0-9]*"):
         piece.unlink()
     content = file.getvalue()
     for number, start in enumerate(range(0, len(content), PIECE)):
@@ -143,7 +148,7 @@ def trainings(place: Place, config: str, seeds: int, options: dict[str, Any]) ->
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "data.yaml"
     data.write_text(yaml.safe_dump({"data": data_of(config, images_of(place))}, sort_keys=False))
-    flags = [f"--{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in options.items()]
+    flags = flags_of(options)
     given = [f"--config={EXPERIMENTS / config}.yaml", f"--config={data}", *flags, *(SMALL if place.small else ())]
     runs = [(folder / f"runs/{seed}", f"--seed_everything={seed}") for seed in range(seeds)]
     left = [run for run in runs if not (run[0] / "results.json").is_file()]
@@ -174,7 +179,7 @@ def pretrained(place: Place, config: str, then: str, seeds: int, options: dict[s
         rows.write_text(yaml.safe_dump(trainings(place, config, 1, options)))
         given = [f"--ckpt={place.runs / config / 'runs/0'}", f"--out={encoder}"]
         subprocess.run([sys.executable, "-m", "vit_lightning", "export", *given], cwd=REPOSITORY, check=True)
-        for piece in place.kept.glob(f"{config}.tar.*"):
+        for piece in place.kept.glob(f"{config}.tar.[0-9]*"):
             piece.unlink()
     start = {"init_from": str(encoder), "reset_head": True}
     return [*yaml.safe_load(rows.read_text()), *trainings(place, then, seeds, {**options, **start})]
@@ -331,12 +336,13 @@ def study(
     last = (folder.with_suffix(".log").read_text().splitlines() or [""])[-1]
     if process.returncode == 2:
         raise RuntimeError(last)
-    archive(folder, place.kept / f"{plan}.tar.xz")
-    give_back(folder, place)
+    give_back(folder, place)  # first: a call that is killed while it compresses loses no run
+    archive(folder, place.kept / f"{plan}.unfinished")
+    (place.kept / f"{plan}.unfinished").replace(place.kept / f"{plan}.tar.xz")
     rows = ended(folder)
     if process.returncode:
         raise Unfinished(f"{len(rows)} runs have ended; {last}\n{yaml.safe_dump(rows)}")
-    return rows
+    return [{**row, "flags": f"`{' '.join(flags_of(options))}`"} for row in rows]
 
 
 def faults(place: Place, chosen: str) -> Rows:
