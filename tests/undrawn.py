@@ -1,4 +1,4 @@
-"""Leaves out curves and calibration at the end of each run, two fifths of a short one, unless FIGURES is set."""
+"""Leaves out curves at the end of each run, two fifths of a short one, unless FIGURES is set."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from vit_lightning.figures import curves, test_report
+from vit_lightning.figures import curves
 from vit_lightning.storage.folder import write_whole
 
 _empty = io.BytesIO()
@@ -24,5 +24,5 @@ def save(figure: Any, path: Path) -> None:
     write_whole(path, _empty.getvalue() if figure is None else curves.file_of(figure))
 
 
-curves.curves, test_report.reliability = if_drawn(curves.curves), if_drawn(test_report.reliability)
-curves.save = test_report.save = save
+curves.curves = if_drawn(curves.curves)
+curves.save = save

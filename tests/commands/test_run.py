@@ -38,11 +38,11 @@ def test_a_run_leaves_what_it_promises(in_folder, capsys, drawn):
     results = fit(resolve([*SMALL, "--experiment=small", "--optimizer.warmup_epochs=1"]))
     (folder,) = (in_folder / "runs" / "small").iterdir()
     files = "config.yaml environment.json checkpoints metrics.jsonl validation test_predictions.npz curves.png"
-    files += " confusion.png test_images.png calibration.png worst_errors.png classes.csv errors.csv results.json"
+    files += " confusion.png test_images.png worst_errors.png classes.csv errors.csv results.json"
     assert {path.name for path in folder.iterdir()} == {*files.split()}
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "previous.ckpt"}
     with Image.open(folder / "curves.png") as picture:
-        assert picture.size == (3 * 585, 570)  # loss, accuracy and learning rate at 150 dpi
+        assert picture.size == (4 * 585, 570)  # two losses, accuracy and learning rate at 150 dpi
     assert [path.name for path in in_folder.iterdir()] == ["runs"]
     assert read_results(folder) == results
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["emb_size"] == 16
@@ -211,7 +211,7 @@ def test_a_stopped_run_continues_to_the_pictures_and_numbers_of_one_that_was_not
     assert "training    resumes after " in capsys.readouterr().out
     files = [{path.name: path.read_bytes() for path in Path(f, "validation").glob("*.*")} for f in ("reference", "run")]
     assert files[0] == files[1]
-    assert len(files[0]) == 5 * 2
+    assert len(files[0]) == 4 * 2
 
 
 def test_resuming_what_is_done_does_nothing(results):

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from runs import SMALL
 from scipy.stats import binomtest
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from vit_lightning import Digits
 from vit_lightning.cli import main
@@ -17,8 +15,6 @@ from vit_lightning.commands.console import stage_line
 from vit_lightning.figures.curves import curves, save
 from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short
 from vit_lightning.figures.test_report import (
-    calibration_bins,
-    calibration_error,
     class_rows,
     interval,
     report_test,
@@ -30,21 +26,6 @@ from vit_lightning.figures.test_report import (
 def test_the_interval_is_wilson_s(correct, images):
     expected = binomtest(correct, images).proportion_ci(method="wilson")
     assert wilson(correct, images) == pytest.approx((expected.low, expected.high), abs=1e-7)
-
-
-def test_the_calibration_error_is_that_of_torchmetrics():
-    probabilities = torch.randn(500, 7, generator=torch.Generator().manual_seed(0)).mul(2.0).softmax(dim=1)
-    probabilities[:4] = torch.eye(7)[:4]  # a confidence of 1 lies on the last edge
-    labels = torch.randint(7, (500,), generator=torch.Generator().manual_seed(1))
-    expected = multiclass_calibration_error(probabilities, labels, num_classes=7, n_bins=15)
-    confidence, prediction = probabilities.max(dim=1)
-    correct = (prediction == labels).numpy()
-    assert calibration_error(confidence.numpy(), correct) == pytest.approx(float(expected), abs=1e-6)
-    counts, confidences, accuracies = calibration_bins(confidence.numpy(), correct)
-    assert counts.sum() == 500
-    filled = counts > 0
-    assert (np.isfinite(confidences) == filled).all()
-    assert np.sum(counts[filled] * accuracies[filled]) == pytest.approx(correct.sum())
 
 
 def made_up_table(images: int) -> dict[str, np.ndarray]:
@@ -105,11 +86,8 @@ def test_a_test_reports_the_same_in_fit_and_on_its_own(in_folder, capsys):
         assert Path("run", name).read_bytes() == Path("again", name).read_bytes()
     table = np.load("run/test_predictions.npz")
     assert table["loss"].mean() == pytest.approx(fitted["test/loss"], abs=1e-5)
-    assert calibration_error(table["confidence"], table["label"] == table["prediction"]) == pytest.approx(
-        fitted["test/ece"], abs=1e-5
-    )
     assert len(read(Path("run/errors.csv"))) == 20
-    for name in ("calibration", "worst_errors", "confusion", "test_images"):
+    for name in ("worst_errors", "confusion", "test_images"):
         with Image.open(f"again/{name}.png") as picture:
             assert min(picture.size) > 100
 
@@ -118,7 +96,7 @@ def test_names_with_dollars_and_line_breaks_are_drawn_as_they_are(tmp_path):
     target = tmp_path / "elsewhere"
     target.write_text("mine")
     (tmp_path / "curves.png").symlink_to(target)
-    save(curves([{"step": 0, "val/loss": 1.0, "val/acc": 0.5}], "a$^$b", objective="$^$"), tmp_path / "curves.png")
+    save(curves([{"step": 0, "val/loss": 1.0, "val/acc": 0.5}], "a$^$b"), tmp_path / "curves.png")
     assert target.read_text() == "mine"  # the link is replaced, not followed
     assert short("first\nsecond \t", 200) == "first second"
 
@@ -155,19 +133,16 @@ def test_a_sample_takes_what_there_is():
 def test_losses_that_differ_in_kind_share_no_panel():
     rows = [{"step": 9, "val/loss": 2.0, "val/acc": 0.25}, {"step": 9, "train/loss": 1.0, "train/acc": 0.5}]
     plain = curves(rows, "run", best_step=10).axes
-    smoothed = curves(rows, "run", objective="label smoothing 0.1", averaged=True, best_step=10).axes
-    assert [axis.get_ylabel() for axis in plain] == ["loss", "accuracy"]
-    with_rate = curves([*rows, {"step": 9, "lr": 0.001}], "run").axes
-    assert [axis.get_ylabel() for axis in with_rate] == ["loss", "accuracy", "learning rate"]
-    assert [axis.get_ylabel() for axis in smoothed][:2] == ["training loss", "validation loss"]
-    assert smoothed[0].get_title() == "label smoothing 0.1"
-    assert plain[1].get_title().endswith(": 25.00 %")
-    assert smoothed[1].get_title().endswith(": 2.0000")
-    assert all(line.get_marker() == "o" for line in plain[0].lines[:2])  # a point is seen
+    averaged = curves([*rows, {"step": 9, "lr": 0.001}], "run", averaged=True, best_step=10).axes
+    assert [axis.get_ylabel() for axis in plain] == ["training loss", "validation loss", "accuracy"]
+    assert averaged[3].get_ylabel() == "learning rate"
+    assert plain[2].get_title().endswith(": 25.00 %")
+    assert plain[1].get_title().endswith(": 2.0000")
+    assert all(axis.lines[0].get_marker() == "o" for axis in plain)  # a point is seen
     [marked] = [line for line in plain[0].lines if line.get_linestyle() == ":"]
     [legend] = plain[0].figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["training", "validation", "best checkpoint (step 10)"]
-    assert smoothed[0].figure.legends[0].get_texts()[1].get_text() == "validation, averaged weights"
+    assert averaged[0].figure.legends[0].get_texts()[1].get_text() == "validation, averaged weights"
     assert {*marked.get_xdata()} == {10}
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -49,7 +48,6 @@ def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
     drawn = curves(
         read_metrics(folder),
         folder.name,
-        objective=_objective(experiment),
         mixed=bool(experiment.data.mixing),
         averaged=ema is not None and ema.decay is not None,
         best_step=best_step,
@@ -57,25 +55,11 @@ def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
     save(drawn, folder / "curves.png")
 
 
-def _objective(experiment: Experiment) -> str:
-    """Returns in words what distinguishes the training loss from plain cross entropy; empty if nothing does."""
-    loss, distillation = experiment.settings.loss, experiment.settings.distillation
-    parts = [
-        {"ce": "", "bce": "binary cross entropy"}.get(loss.name, loss.name),
-        f"label smoothing {loss.label_smoothing:g}" * (loss.label_smoothing > 0.0),
-        "mixed images" * bool(experiment.data.mixing),
-        "distillation" * (distillation.teacher is not None),
-        f"as {own['class_path']} has it" if (own := experiment.config.get("module")) else "",
-    ]
-    return ", ".join(filter(None, parts))
-
-
 @as_written
 def curves(
     rows: Rows,
     title: str,
     *,
-    objective: str = "",
     mixed: bool = False,
     averaged: bool = False,
     best_step: int | None = None,
@@ -85,22 +69,21 @@ def curves(
     Args:
         rows: rows of ``metrics.jsonl``, from ``read_metrics``.
         title: title of the figure; the test accuracy is added if there is one.
-        objective: differences of the training loss from plain cross entropy, such as label smoothing. With any, it has
-            a panel of its own.
         mixed: whether training images are mixed, so that their accuracy is that of the larger part.
         averaged: whether validation is of averaged weights.
         best_step: optimizer steps before the best checkpoint.
     """
     batches = [("train/loss_step", BATCH)] if _series(rows, "train/loss_step")[0] else []  # none in a short run
     training = [*batches, ("train/loss", TRAIN)]
-    panels = {"loss": [*training, ("val/loss", VAL)]}
-    if objective:
-        panels = {"training loss": training, "validation loss": [("val/loss", VAL)]}
-    panels["accuracy"] = [("train/acc", TRAIN), ("val/acc", VAL)]
-    panels["learning rate"] = [("lr", LR)]
+    panels = {
+        "training loss": training,
+        "validation loss": [("val/loss", VAL)],  # another one, with mixing or smoothing
+        "accuracy": [("train/acc", TRAIN), ("val/acc", VAL)],
+        "learning rate": [("lr", LR)],
+    }
     # a module of the user's may log other names
     panels = {label: drawn for label, drawn in panels.items() if any(_series(rows, name)[0] for name, _ in drawn)}
-    panels = panels or {"loss": training}
+    panels = panels or {"training loss": training}
     figure = Figure(figsize=(3.9 * len(panels), 3.8))  # fixed margins: a layout engine takes longer than the drawing
     width = figure.get_figwidth()
     margins = {"left": 0.75 / width, "right": 1 - 0.15 / width, "bottom": 0.21, "top": 0.84, "wspace": 0.28}
@@ -116,8 +99,6 @@ def curves(
                 axis.set_title(f"validation at the best checkpoint: {shown}", fontsize=8)
         if best_step is not None:
             axis.axvline(best_step, color="0.4", linestyle=":", linewidth=1)
-        if ("train/loss_step", BATCH) in drawn:
-            axis.set(ylim=_without_outliers([value for name, _ in drawn for value in _series(rows, name)[1]]))
         if label == "accuracy":
             axis.yaxis.set_major_formatter(PercentFormatter(1.0))
         else:
@@ -125,8 +106,6 @@ def curves(
         axis.set(xlabel="step", ylabel=label)
         axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axis.grid(alpha=0.3)
-    if objective and "training loss" in panels:
-        axes[0].set_title(objective, fontsize=8, wrap=True)
     key = {"training" + ", mixed images" * mixed: TRAIN, "validation" + ", averaged weights" * averaged: VAL}
     key = {"training, of a batch": BATCH} | key if batches else key
     if best_step is not None:
@@ -149,12 +128,3 @@ def _series(rows: Rows, name: str) -> tuple[list[int], list[float]]:
     """Returns steps done, as the best checkpoint counts them, and values of a metric."""
     pairs = [(row["step"] + 1, float(row[name])) for row in rows if name in row and row.get("step") is not None]
     return [step for step, _ in pairs], [value for _, value in pairs]
-
-
-def _without_outliers(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns axis limits that leave out the highest 1 % of the values, such as huge losses of the first steps."""
-    finite = np.asarray(values)[np.isfinite(values)]
-    if len(finite) < 20:
-        return None
-    low, high = np.quantile(finite, [0.0, 0.99])
-    return float(low) - 0.05 * float(high - low), float(high) + 0.05 * float(high - low)

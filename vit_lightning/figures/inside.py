@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from vit_lightning.figures.curves import as_written
-from vit_lightning.figures.pictures import CELL, font
+from vit_lightning.figures.pictures import font
 from vit_lightning.inspect.survey import Survey
 from vit_lightning.inspect.tokens import OUTLIER, cka, outliers
 
@@ -60,18 +60,14 @@ def attention_sheet(images: np.ndarray[Any, Any], maps: np.ndarray[Any, Any], co
     tiles = [_stretched(each, sides) for each in (rearrange(channels, "b c y x -> b 1 y x c"), shown)]
     spaced = np.pad(np.concatenate(tiles, axis=1), [(0, 0), (0, 0), (0, 2), (0, 2), (0, 0)], constant_values=255)
     drawn = Image.fromarray(rearrange(spaced, "b l y x c -> (b y) (l x) c"))
-    picture = _titled(drawn, "where the head looks, by layer; yellow: a map's largest weight", above=32)
+    title = "where the head looks, by layer; yellow: a map's largest weight"
+    wide = max(drawn.width, int(font(12).getlength(title)) + 8)
+    picture = Image.new("RGB", (wide, drawn.height + 32), "white")
+    picture.paste(drawn, (0, 32))
     draw = ImageDraw.Draw(picture)
+    draw.text((4, 2), title, "black", font(12))
     for layer in range(1, maps.shape[1] + 1):
         draw.text(((layer + 0.5) * spaced.shape[3], 17), str(layer), "black", font(11), anchor="ma")
-    return picture
-
-
-def _titled(drawn: Image.Image, title: str, above: int) -> Image.Image:
-    wide = max(drawn.width, int(font(12).getlength(title)) + 8)
-    picture = Image.new("RGB", (wide, drawn.height + above), "white")
-    picture.paste(drawn, (0, above))
-    ImageDraw.Draw(picture).text((4, 2), title, "black", font(12))
     return picture
 
 
@@ -82,17 +78,6 @@ def _stretched(pixels: np.ndarray[Any, Any], sides: Sequence[int]) -> np.ndarray
     )
     stretched: np.ndarray[Any, Any] = pixels.take(columns, axis=3).take(rows, axis=2)
     return stretched
-
-
-def positions_sheet(similarity: np.ndarray[Any, Any]) -> Image.Image:
-    """Draws similarities of positions (n, rows, columns) from -1, blue, to 1, red, of every few rows and columns."""
-    tiles = _tiles(similarity)
-    shades = matplotlib.colormaps["RdBu_r"](0.5 + 0.5 * np.nan_to_num(tiles))[..., :3]
-    shades[np.isnan(tiles)] = 1.0
-    picture = Image.fromarray((255 * shades).round().astype(np.uint8))
-    factor = max(1, 4 * CELL // max(picture.size))
-    larger = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
-    return _titled(larger, "cosine of a patch's position with all others: -1 blue, 0 white, 1 red", above=22)
 
 
 def _tiles(similarity: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -26,8 +26,6 @@ SCALES = {10: 44, 20: 32, 100: 14}
 """Sides of a cell of a confusion matrix of up to so many classes, in pixels; the last ones show names alone."""
 MATRIX = 500
 """Largest side of a confusion matrix of more classes, in pixels."""
-BINS = 20
-"""Bins of the histogram of confidences."""
 _RED, _BLUE = (196, 30, 30), (8, 48, 107)
 
 
@@ -55,24 +53,20 @@ def _spread(values: Array, count: int) -> Array:
     return chosen
 
 
-def numbers(label: Array, prediction: Array, confidence: Array, names: Sequence[str]) -> dict[str, Any]:
+def numbers(label: Array, prediction: Array, names: Sequence[str]) -> dict[str, Any]:
     """Returns the numbers of an evaluation as plain data, from a value (n,) of each image.
 
-    They are ``classes``, ``class_images``, ``class_accuracy`` (None without images), ``confusion`` (true class,
-    predicted class and images of the cells above 0, the largest first) and ``confidence`` (a histogram: edges of the
-    bins, and in each the images that are right and that are wrong).
+    They are ``classes``, ``class_images``, ``class_accuracy`` (None without images) and ``confusion`` (true class,
+    predicted class and images of the cells above 0, the largest first).
     """
-    right, edges = label == prediction, np.linspace(0.0, 1.0, BINS + 1).round(6)
     cells, counts = np.unique(np.column_stack([label, prediction]), axis=0, return_counts=True)
     confusion = np.column_stack([cells, counts])[np.argsort(-counts, kind="stable")]
-    images, correct = (np.bincount(of, minlength=len(names)).tolist() for of in (label, label[right]))
-    bins = {name: np.histogram(confidence[of], edges)[0].tolist() for name, of in (("right", right), ("wrong", ~right))}
+    images, correct = (np.bincount(of, minlength=len(names)).tolist() for of in (label, label[label == prediction]))
     return {
         "classes": list(names),
         "class_images": images,
         "class_accuracy": [round(c / n, 6) if n else None for c, n in zip(correct, images, strict=True)],
         "confusion": confusion.tolist(),
-        "confidence": {"edges": edges.tolist(), **bins},
     }
 
 

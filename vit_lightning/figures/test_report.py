@@ -1,4 +1,4 @@
-"""The report of a test beside its accuracy: confidence intervals, accuracy by class, calibration, worst errors."""
+"""The report of a test beside its accuracy: confidence intervals, accuracy by class, worst errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from PIL.Image import Image
 from scipy.stats import binomtest
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
-from vit_lightning.figures.curves import save
 from vit_lightning.figures.pictures import LARGE, balanced, confusion_picture, numbers, predictions_sheet, write_png
 from vit_lightning.notation import counted
 from vit_lightning.storage.folder import to_csv, write_whole
@@ -24,7 +22,7 @@ Array = np.ndarray[Any, Any]
 Table = dict[str, Array]
 """Columns of one row per test image, from ``TestPredictions``: index, label, prediction, confidence, loss."""
 
-FIGURES = ("confusion", "test_images", "calibration", "worst_errors")
+FIGURES = ("confusion", "test_images", "worst_errors")
 SHOWN = ("label", "prediction", "confidence")
 """Columns below an image."""
 SHOWN_CLASSES = 20
@@ -33,8 +31,6 @@ SAMPLE = 40
 """Number of images in ``test_images.png``."""
 WORST = 20
 """Number of errors in ``errors.csv`` and ``worst_errors.png``."""
-BINS = 15
-"""Number of bins of the calibration error and of its figure."""
 
 
 def wilson(correct: int, images: int) -> tuple[float, float]:
@@ -76,47 +72,6 @@ def class_rows(table: Table, names: Sequence[str]) -> list[tuple[str, int, int, 
     return rows
 
 
-def calibration_bins(confidence: Array, correct: Array) -> tuple[Array, Array, Array]:
-    """Returns image count, mean confidence and accuracy of each of ``BINS`` equal bins; nan for an empty bin.
-
-    A confidence on an edge belongs to the bin above it, as in torchmetrics.
-    """
-    edges = np.linspace(0, 1, BINS + 1, dtype=np.float32)
-    bins = np.minimum(np.searchsorted(edges, confidence.astype(np.float32), side="right") - 1, BINS - 1)
-    counts = np.bincount(bins, minlength=BINS)
-    sums = [np.bincount(bins, weights=values, minlength=BINS) for values in (confidence, correct)]
-    with np.errstate(invalid="ignore"):
-        return counts, sums[0] / counts, sums[1] / counts
-
-
-def calibration_error(confidence: Array, correct: Array) -> float:
-    """Returns the expected calibration error (Guo et al. 2017): the mean gap of the bins, weighted by their images."""
-    counts, confidences, accuracies = calibration_bins(confidence, correct)
-    return float(np.nansum(counts * np.abs(confidences - accuracies)) / counts.sum())
-
-
-def reliability(confidence: Array, correct: Array) -> Figure:
-    """Draws a reliability diagram (Niculescu-Mizil and Caruana 2005) over the bins of confidence."""
-    counts, confidences, accuracies = calibration_bins(confidence, correct)
-    error = calibration_error(confidence, correct)
-    figure = Figure(figsize=(4.4, 5.6))
-    margins = {"left": 0.19, "right": 0.96, "bottom": 0.14, "top": 0.94, "hspace": 0.1}
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1), gridspec_kw=margins)
-    width = 1 / len(counts)
-    centres = (np.arange(len(counts)) + 0.5) * width
-    filled = counts > 0
-    above.bar(centres[filled], accuracies[filled], width=0.94 * width, color="C0", alpha=0.6, label="accuracy")
-    above.plot(confidences[filled], accuracies[filled], "o", color="C1", markersize=4, label="at the mean confidence")
-    above.plot([0, 1], [0, 1], "--", color="0.4", linewidth=1, label="calibrated")
-    above.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {100 * error:.2f} %")
-    figure.legend(frameon=False, loc="lower center", ncols=3, fontsize=8, columnspacing=1.0)
-    below.bar(centres, counts, width=0.94 * width, color="0.6")
-    below.set(xlabel="confidence of the prediction", ylabel="images")
-    for axis in (above, below):
-        axis.grid(alpha=0.3)
-    return figure
-
-
 def report_test(folder: Path, table: Table, data: ImageData) -> str:
     """Writes tables and figures of a test to a folder; returns the lines to print.
 
@@ -129,7 +84,7 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
     correct = table["prediction"] == table["label"]
     worst = np.flatnonzero(~correct)
     worst = worst[np.argsort(-table["loss"][worst], kind="stable")][:WORST]
-    confusion = numbers(table["label"], table["prediction"], table["confidence"], names)["confusion"]
+    confusion = numbers(table["label"], table["prediction"], names)["confusion"]
     title = f"{correct.sum():,} of {len(correct):,} test images are right"
     drawn = {"confusion": confusion_picture(confusion, names, title)}
     if data.own_loaders:
@@ -141,7 +96,6 @@ def report_test(folder: Path, table: Table, data: ImageData) -> str:
         drawn["worst_errors"] = _sheet(data, table, worst, title, *SHOWN, "loss")
     for name, picture in drawn.items():
         write_png(folder / f"{name}.png", picture)
-    save(reliability(table["confidence"], correct), folder / "calibration.png")
     rows = class_rows(table, names)
     write_rows(folder / "classes.csv", ("class", "images", "correct", "accuracy", "low", "high"), rows)
     _write_errors(folder / "errors.csv", data, table, worst)

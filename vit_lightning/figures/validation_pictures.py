@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
 from vit_lightning.errors import UserError
-from vit_lightning.figures.inside import attention_sheet, positions_sheet
+from vit_lightning.figures.inside import attention_sheet
 from vit_lightning.figures.pictures import (
     balanced,
     confusion_picture,
@@ -31,7 +31,6 @@ from vit_lightning.figures.pictures import (
     write_png,
 )
 from vit_lightning.inspect.survey import glance
-from vit_lightning.inspect.tokens import position_similarity
 from vit_lightning.inspect.watch import find_blocks, grid_of
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
@@ -68,7 +67,7 @@ class ValidationPictures(Callback):
     - ``validation/images/INDEX.png``: these images alone, for W&B's table of predictions.
     - ``validation/confusion-0012.png``: the confusion matrix.
     - ``validation/attention-0012.png``: of a ViT, where the head looks in the first of these images, layer by layer
-      (``inspect.survey.glance``); ``validation/positions-0012.png``: the similarity of its positions.
+      (``inspect.survey.glance``).
     - ``validation/reconstructions-0012.png``: of a run of MAE, in place of all others: some of these images masked,
       reconstructed, and as they are.
     - ``validation/epoch-0012.json``, written last, a mapping of plain numbers::
@@ -81,7 +80,6 @@ class ValidationPictures(Callback):
         class_images     [images of each class]
         class_accuracy   [accuracy of each class; null without images]
         confusion        [[true class, predicted class, images], ...], the largest ``CELLS`` of the cells above 0
-        confidence       {edges: [0, 0.05, ..., 1], right: [images of each bin], wrong: [images of each bin]}
         sample           {index, label, prediction, confidence}: lists, of the images on epoch-0012.png in its order;
                          index is that of the image in the validation split
         effective_rank   [effective rank of the tokens after each block, of those images]; only of a ViT
@@ -158,8 +156,7 @@ class ValidationPictures(Callback):
             (folder / IMAGES).mkdir(exist_ok=True)
             for index, image in zip(sample[:, 0].astype(int), images, strict=True):
                 write_png(folder / IMAGES / f"{index}.png", enlarged(image))
-        confidence = np.nan_to_num(table[:, 3])
-        found = numbers(table[:, 1].astype(int), table[:, 2].astype(int), confidence, self.data.label_names)
+        found = numbers(table[:, 1].astype(int), table[:, 2].astype(int), self.data.label_names)
         facts = {"epoch": epoch, "step": step, **_facts(table, sample, found)}
         title = f"epoch {epoch}: {100 * facts['accuracy']:.2f} % of {facts['images']:,} validation images are right"
         if images is not None and len(images):
@@ -201,7 +198,7 @@ class ValidationPictures(Callback):
     def _draw_inside(
         self, trainer: Trainer, network: nn.Module, images: Array, folder: Path, epoch: int
     ) -> list[float | str]:
-        """Draws attention and positions of a ViT; returns the effective ranks of its tokens."""
+        """Draws attention of a ViT; returns the effective ranks of its tokens."""
         images = images[:: -(-len(images) // INSIDE)]  # of many classes
         pixels = torch.from_numpy(images).to(trainer.strategy.root_device)
         with trainer.precision_plugin.val_step_context():
@@ -209,8 +206,6 @@ class ValidationPictures(Callback):
             maps, ranks = glance(network, given)
         drawn = attention_sheet(images, maps.numpy(), grid_of(network).columns)
         write_png(folder / f"attention-{epoch:04d}.png", drawn)
-        if (positions := position_similarity(network)) is not None:
-            write_png(folder / f"positions-{epoch:04d}.png", positions_sheet(positions.float().cpu().numpy()))
         return [json_number(rank) for rank in ranks]
 
     def _choose(self, table: Array) -> tuple[Array, Array | None]:

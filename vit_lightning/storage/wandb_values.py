@@ -9,7 +9,7 @@ from typing import Any
 from vit_lightning.storage.folder import read_json
 
 CLASS_CURVES = 20
-"""Largest number of classes whose accuracy has a curve each; of more there is a table."""
+"""Largest number of classes whose accuracy has a curve each."""
 IMAGES = "images"
 """Folder in ``validation`` with the images of the table of predictions, as INDEX.png."""
 
@@ -17,14 +17,9 @@ IMAGES = "images"
 def validation_values(wandb: Any, path: Path) -> dict[str, Any]:
     """Returns pictures and curves of a validation by names, from the JSON file of ``ValidationPictures``."""
     facts, epoch = read_json(path), path.stem.removeprefix("epoch-")
-    pictures = {
-        f"images/{name}": path.with_name(f"{name}-{epoch}.png") for name in ("confusion", "attention", "positions")
-    }
+    pictures = {f"images/{name}": path.with_name(f"{name}-{epoch}.png") for name in ("confusion", "attention")}
     pictures["images/validation"] = path.with_suffix(".png")
     values = {name: wandb.Image(str(file)) for name, file in pictures.items() if file.is_file()}
-    confidence = facts["confidence"]
-    counts = [sum(pair) for pair in zip(confidence["right"], confidence["wrong"], strict=True)]
-    values["images/confidence"] = wandb.Histogram(np_histogram=(counts, confidence["edges"]))
     ranks = map(float, facts.get("effective_rank", ()))
     values |= {f"effective_rank/{number}": rank for number, rank in enumerate(ranks)}
     classes = zip(facts["classes"], facts["class_accuracy"], strict=True)
@@ -42,14 +37,10 @@ def tables(wandb: Any, folder: Path) -> dict[str, Any]:
     validations = [facts for facts in files if "sample" in facts]  # else it is damaged
     if not validations:
         return {}
-    last = validations[-1]
-    found = {
+    return {
         "validation/predictions": _predictions(wandb, validations, folder / "validation" / IMAGES),
-        "validation/confusion": _confusion(wandb, last),
+        "validation/confusion": _confusion(wandb, validations[-1]),
     }
-    if len(last["classes"]) > CLASS_CURVES:
-        found["val_class"] = _classes(wandb, validations)
-    return found
 
 
 def _predictions(wandb: Any, validations: Sequence[Mapping[str, Any]], folder: Path) -> Any:
@@ -65,16 +56,6 @@ def _predictions(wandb: Any, validations: Sequence[Mapping[str, Any]], folder: P
     ]
     columns = ["epoch", "index", "image", "label", "prediction", "right", "confidence"]
     return wandb.Table(columns=columns, data=rows)
-
-
-def _classes(wandb: Any, validations: Sequence[Mapping[str, Any]]) -> Any:
-    """Returns the table of the accuracy of each class in each validation."""
-    rows = [
-        [facts["epoch"], *row]
-        for facts in validations
-        for row in zip(facts["classes"], facts["class_images"], facts["class_accuracy"], strict=True)
-    ]
-    return wandb.Table(columns=["epoch", "class", "images", "accuracy"], data=rows)
 
 
 def _confusion(wandb: Any, facts: Mapping[str, Any]) -> Any:
