@@ -39,7 +39,10 @@ SERVER.set_forkserver_preload(list(PRELOADED))
 @cache
 def _start_server() -> None:
     """Starts the server with this process's ``sys.path``, which Python 3.11 does not hand on."""
+    staging = tempfile.TemporaryDirectory()
+    atexit.register(staging.cleanup)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", staging.name)  # where W&B stages what all of its runs send
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         forkserver.ensure_running()
 
