@@ -50,6 +50,8 @@ def test_the_readme_of_a_folder_says_which_files_are_of_which_split(tmp_path):
     assert [data.image_count(split) for split in ("train", "val", "test")] == [36, 4, 40]
     with pytest.raises(UserError, match=r"cannot be loaded: Config name is missing.*'whole', 'held'"):
         of(tmp_path, tables).check()
+    with pytest.raises(UserError, match=r"cannot be loaded: .* \(datasets takes \[ for a pattern: rename the folder\)"):
+        of(tmp_path, tables.rename(tmp_path / "tables [1]"), name="whole").check()
 
 
 def test_a_table_gives_the_images_of_the_folder_that_it_was_made_of(tmp_path):

@@ -133,7 +133,8 @@ class HuggingFaceSet(ImageSet):
             raise
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as fault:
             text = " ".join(str(fault.__cause__ or fault).split())[:300]
-            raise UserError(f"path={self.path} cannot be loaded: {text}") from fault
+            way_out = " (datasets takes [ for a pattern: rename the folder)" * ("[" in self.path)
+            raise UserError(f"path={self.path} cannot be loaded: {text}{way_out}") from fault
 
     def _renamed(self, tables: Sequence[Any], datasets: Any) -> dict[str, str]:
         """Returns the new name of the only column of images, as ``img`` in CIFAR-10 of the hub, if none is usual."""
