@@ -305,17 +305,6 @@ def test_auto_continues_with_the_newest_run_of_the_same_config_that_is_not_over(
     assert again.exists()
 
 
-def test_must_ends_where_nothing_can_continue(in_folder, trained, capsys):
-    assert main(["fit", *SMALL, "--resume=must"]) == 3
-    assert "resume=must: runs/run holds no unfinished run of this config" in capsys.readouterr().err
-    assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 3
-    assert not Path("out").exists()
-    shutil.copytree(trained[0], "out")
-    Path("out/results.json").unlink()
-    assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0
-    assert main(["fit", *SMALL, "--resume=must", "--out=out"]) == 0, "it is over: there is nothing left to do"
-
-
 def test_a_config_remembers_what_it_was_and_a_group_allows_its_own_keys_alone(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("a: 1\n")

@@ -125,7 +125,6 @@ def test_row_07_without_any_that_can_be_read_nothing_starts(tmp_path, killed):
     for name in FILES:
         cut(tmp_path / f"run/checkpoints/{name}.ckpt", 0.5)
     before = contents(tmp_path / "run")
-    assert harness.fit(tmp_path, "--resume=must") == 3
     assert harness.resume(tmp_path) == 3
     assert "run/checkpoints" in harness.log(tmp_path)
     assert "Traceback" not in harness.log(tmp_path)

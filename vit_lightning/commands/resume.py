@@ -81,15 +81,15 @@ def read_run(folder: Path, arguments: Sequence[str] = ()) -> Experiment:
     ]
     if not (folder / "config.yaml").is_file():
         run = run_folder_of(folder)
-        choices = newest_run(folder) or f" ({f'did you mean {run}?' if run else 'choose one, or auto, must, never'})"
+        choices = newest_run(folder) or f" ({f'did you mean {run}?' if run else 'choose one, or auto, never'})"
         problems.append(f"resume={folder} is not a run folder with a config.yaml{choices}")
     refuse(problems)
     # the initial weights may be gone by now; they are needed only if the run has no checkpoint yet
     has_begun = any((folder / name).is_file() for name in (BEST, LAST, PREVIOUS, "results.json"))
     source = ["--init_from=null"] if has_begun else []
-    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, *source, "--resume=must"])
+    experiment = resolve(["--config", str(folder / "config.yaml"), *arguments, *source, "--resume=auto"])
     config = {**experiment.config, "init_from": read_run_config(folder).get("init_from")}
-    return replace(experiment, config=config, out=folder, resume="auto")
+    return replace(experiment, config=config, out=folder)
 
 
 Changes = Mapping[str, tuple[Any, Any]]
@@ -147,7 +147,7 @@ def find_run(experiment: Experiment, locks: contextlib.ExitStack) -> Resumed | N
 
     Raises:
         UserError: it is in use, or was begun with other options, or trained for longer than is now asked for.
-        CannotResume: there is none, or none of its checkpoints can be read.
+        CannotResume: none of its checkpoints can be read.
     """
     if experiment.resume == "never" or (folder := _find_folder(experiment, locks)) is None:
         return None
@@ -179,7 +179,7 @@ def _read_resumed(folder: Path, experiment: Experiment) -> Resumed:
             f"--optimizer.lr=... --allow-config-change optimizer.lr, or delete {folder / DIVERGED} to try it as it is)"
         )
     if restored is None:
-        _check_start(folder, experiment)
+        _check_start(folder)
         return Resumed(folder, changes=new)
     if (folder / BEST).is_file():  # finds damage now, not after the training
         try:
@@ -215,26 +215,21 @@ def _find_folder(experiment: Experiment, locks: contextlib.ExitStack) -> Path | 
     folder = given
     if given is not None:
         locks.enter_context(hold(given, "resume"))
-    elif out is None:
-        must = experiment.resume == "must"
-        if unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes, must=must):
-            folder = unfinished[0]
-            locks.callback(release, *unfinished)
-    elif experiment.resume == "must":
-        raise CannotResume(f"resume=must: out={out} is no run folder")
+    elif out is None and (unfinished := unfinished_run(parent, experiment.config, experiment.allowed_changes)):
+        folder = unfinished[0]
+        locks.callback(release, *unfinished)
     os.environ[RESUMED] = "" if folder is None else str(folder)
     return folder
 
 
-def _check_start(folder: Path, experiment: Experiment) -> None:
+def _check_start(folder: Path) -> None:
     """Says that a run without a checkpoint starts again.
 
     Raises:
-        CannotResume: the run has lost its checkpoints, or ``resume=must``.
+        CannotResume: the run has lost its checkpoints.
     """
-    had = (folder / "metrics.jsonl").is_file() and any("train/acc" in row for row in read_metrics(folder))
-    if had or experiment.resume == "must":
-        why = f"{folder / LAST} and its other checkpoints are gone" if had else "it has no checkpoint yet"
+    if (folder / "metrics.jsonl").is_file() and any("train/acc" in row for row in read_metrics(folder)):
+        why = f"{folder / LAST} and its other checkpoints are gone"
         new = "for a new run leave out resume, and give no or another out"
         raise CannotResume(f"{folder} cannot be resumed: {why}; nothing was changed ({new})")
     say(f"{folder} was stopped before its first checkpoint and starts again at step 0")
@@ -307,16 +302,11 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def unfinished_run(
-    parent: Path, config: Mapping[str, Any], allowed: Sequence[str], *, must: bool
-) -> tuple[Path, int] | None:
+def unfinished_run(parent: Path, config: Mapping[str, Any], allowed: Sequence[str]) -> tuple[Path, int] | None:
     """Returns the newest run of a config that is neither finished nor in use, and the lock that now holds it.
 
     Unfinished runs with other options are passed over, and those of other trials of a sweep, which may have the same
     options; up to three are printed.
-
-    Raises:
-        CannotResume: there is none, and there ``must`` be one.
     """
     passed_over: list[str] = []
     configs = [path for path in parent.glob("*/config.yaml") if read_results(path.parent) is None]
@@ -337,9 +327,6 @@ def unfinished_run(
         if read_results(folder) is None:
             return folder, lock
         release(folder, lock)
-    if must:
-        others = "".join(f"; {text}" for text in passed_over[:1])
-        raise CannotResume(f"resume=must: {parent} holds no unfinished run of this config that is not in use{others}")
     say("\n".join(f"resume: {text}" for text in passed_over[:3]))
     return None
 

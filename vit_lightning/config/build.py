@@ -74,8 +74,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     if module is not None and takes(module, "model") and not (module.name and config.get("model") is None):
         teller = replace(reader, complete=merged.names_network)
         network = part_of_network(teller, config.get("model") or {}, facts)
-    is_new = command == "fit" and general.get("resume") != "must" and not of_call.get("allowed_changes")
-    groups = Groups(command, is_new, config, general, module, data, facts, settings, trainer, metrics)
+    groups = Groups(command, config, general, module, data, facts, settings, trainer, metrics)
     network, empty, initial = check_network(reader, groups, network, merged)
     try_module(reader, groups, empty)
     teacher = open_teacher(reader, groups)

@@ -26,7 +26,7 @@ TRAINED = ("validate", "test", "predict")
 COMPILES = ("fit", "validate", "test")
 """Commands that compile the network of a config with ``compile``."""
 
-Resume = Literal["never", "auto", "must"]
+Resume = Literal["never", "auto"]
 
 OWN_OF_OPTIMIZER = ("name", "betas", "eps", "momentum", "nesterov")
 """Our options of an optimizer in whose place those of another class stand."""
@@ -127,8 +127,7 @@ class RunOptions:
         out: new folder for the results.
         trust: whether a file of weights may name classes of any package in its config, and so run them.
         resume: a run folder to resume (on the command line); auto resumes the newest run of this config that is neither
-            finished nor in use, or starts a new one; must does the same, but exits with code 3 if there is none; with
-            never, each start is a new run.
+            finished nor in use, or starts a new one; with never, each start is a new run.
     """
 
     print_config: bool = False

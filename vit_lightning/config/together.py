@@ -58,8 +58,6 @@ class Groups:
     """Groups of a config as they have been read; None where one is wrong, or the config has none."""
 
     command: str
-    is_new: bool
-    """Whether a run begins; one that is resumed keeps what it began with."""
     config: Config
     general: Mapping[str, Any]
     """Options that belong to no group."""
@@ -223,7 +221,7 @@ def monitored(groups: Groups) -> Iterator[str]:
         goal = known.get(metric) or goal_of(metric)
         if known and ours and metric not in {*known, *probes}:
             yield f"{key}.monitor={metric} is not logged (choose {', '.join([*known, *probes])})"
-        if not groups.is_new or (known and metric not in known):
+        if groups.command != "fit" or (known and metric not in known):
             continue
         if goal and mode in {"max", "min"} - {goal[:3]}:
             better = f"{'lower' if mode == 'max' else 'higher'} values of {metric} are better"
