@@ -157,7 +157,6 @@ def _run(name: str, arguments: list[str], is_program: bool) -> int:
 
 
 def _call(name: str, command: Command, arguments: list[str]) -> None:
-    _say_that_it_loads(name, arguments)
     called = command.load()
     if any(re.fullmatch(r"-h|--help(\..+)?", word) for word in arguments):
         from vit_lightning.commands.help import help_text
@@ -183,16 +182,6 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
             print(call.experiment.shown(), end="")
             return
     call.run()
-
-
-def _say_that_it_loads(name: str, arguments: Sequence[str]) -> None:
-    """Says at the beginning of a training that imports take seconds; what is printed otherwise may go to a file."""
-    ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-    is_first = all(os.environ.get(rank, "0") == "0" for rank in ranks)
-    prints = any(word.startswith(("-h", "--help", "--print_config", "--print-config")) for word in arguments)
-    if name in ("fit", "ablate") and is_first and not prints and "lightning.pytorch" not in sys.modules:
-        with contextlib.suppress(OSError):  # nobody reads it, or a full disk, which must not end a training
-            print("loading torch and Lightning ...", flush=True)
 
 
 def _print_problems(name: str, problems: Sequence[str]) -> None:

@@ -545,15 +545,13 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained: tuple[Path, Any]) -
         shutil.copytree(trained[0], folder / "runs" / "digits" / name)
         os.utime(folder / "runs" / "digits" / name, ns=(ord(name), ord(name)))
     write_images(folder / "flat", 3)
-    for root in ("good", "hollow", "extra", "damaged"):
+    for root in ("good", "hollow", "extra"):
         for name in ("a", "b"):
             write_images(folder / root / "train" / name, 10)
     for image in (folder / "hollow" / "train" / "b").iterdir():
         image.unlink()
     for name in ("a", "b", "z"):
         write_images(folder / "extra" / "val" / name, 2)
-    for image in (folder / "damaged" / "train" / "b").iterdir():
-        image.write_bytes(image.read_bytes()[:300])
     for name in ("tiny.pth", "weights.safetensors"):
         (folder / "good" / name).touch()
     (folder / "odd.py").write_text(WIDER)
@@ -598,15 +596,6 @@ def test_more_problems_than_fit_on_a_screen_are_counted(here, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 15
     assert "and 18 more" in lines[-1]
-
-
-def test_damaged_images_are_named_before_there_is_a_run_folder(here, capsys, tmp_path):
-    assert main(["fit", "images.yaml", "--data.root=damaged", f"--out={tmp_path / 'run'}"]) == 2
-    first, *rest = capsys.readouterr().err.splitlines()
-    assert "10 damaged images: lightning check-data names them all, to be mended or moved away" in first
-    assert len(rest) == 10
-    assert all(re.search(r"damaged/train/b/\d+\.jpg: damaged image", line) for line in rest)
-    assert not (tmp_path / "run").exists()
 
 
 def test_missing_packages_are_named_beside_all_other_mistakes(here, monkeypatch, capsys):

@@ -143,7 +143,6 @@ BAD = {
     "JPEG without its last 2 bytes": JPEG[:-2],
     "PNG with a flipped bit": PNG[:60] + bytes([PNG[60] ^ 4]) + PNG[61:],
     "bomb": bomb(20_000, 20_000),
-    "smaller bomb": bomb(12_000, 12_000),
     "Postscript": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 30\nshowpage\n",
     "SVG": b'<svg xmlns="http://www.w3.org/2000/svg" width="40" height="30"/>',
     "floats above 1": encoded(Image.fromarray(np.full((4, 4), 7.0, np.float32)), "TIFF"),
@@ -152,7 +151,6 @@ BAD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("kind", BAD)
 def test_what_cannot_be_decoded_is_an_error_that_names_the_file(kind, tmp_path):
     with pytest.raises(UserError, match=r"^the name\.png: ") as by_pillow:
@@ -160,8 +158,7 @@ def test_what_cannot_be_decoded_is_an_error_that_names_the_file(kind, tmp_path):
     with pytest.raises(UserError) as fast:
         decoded(BAD[kind], interpolation="fast_bicubic")
     assert str(fast.value) == str(by_pillow.value)
-    # refused before it is decoded
-    assert {"bomb": "exceeds limit", "smaller bomb": "pixels need"}.get(kind, "") in str(fast.value)
+    assert ("exceeds limit" in str(fast.value)) == (kind == "bomb"), "refused before it is decoded"
     path = tmp_path / "a file.png"
     path.write_bytes(BAD[kind])
     with pytest.raises(UserError) as caught:
@@ -230,14 +227,6 @@ def test_no_rounding_reaches_beyond_the_image(mode, form):
     middle = partial(centre_box, target=(28, 28), fraction=1.0)
     assert decode(white, "x", size=(28, 28), choose_box=middle).min() == 255
     assert decode(white, "x", size=(9, 9), choose_box=all_of).min() == 255
-
-
-def test_a_progressive_jpeg_counts_whole(monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_BYTES", 4 * 100 * 100)
-    large = Image.new("RGB", (200, 200))
-    assert decoded(encoded(large, "JPEG"), size=(20, 20)).shape == (20, 20, 3)
-    with pytest.raises(UserError, match="200x200 pixels"):
-        decoded(encoded(large, "JPEG", progressive=True), size=(20, 20))
 
 
 def photograph(width, height):

@@ -216,14 +216,6 @@ def test_missing_splits_are_cut_and_images_resized():
     assert data.notice == ""
 
 
-def test_validation_images_that_a_dataset_changes_at_random_are_said(own, monkeypatch):
-    monkeypatch.syspath_prepend(own)
-    import my_scans
-
-    data = WrappedDataset(dataset_class=my_scans.Scans, arguments={"count": 150})
-    assert "my_scans.Scans changes its images at random, also those cut off for val and test" in data.notice
-
-
 @pytest.mark.parametrize(("labels", "empty"), [((1, 2, 3), "0 (1 of 4"), ((0, 5, 9), "1, 2, 3, 4, 6, 7, 8 (7 of 10")])
 def test_outputs_that_no_label_uses_are_said(labels, empty):
     class Gaps:

@@ -184,8 +184,6 @@ class Start(Callback):
                 say(row("note", data.notice))
             if data.own_loaders:
                 say(row("images", _splits(data, test=self.experiment.config["test"])))
-            for split, place in data.places.items():
-                say(row("note", f"{SPLIT_WORDS[split]} images are kept {place}"))
             say(row("training", _length(trainer, data)))
             if note := _schedule_note(trainer, pl_module):
                 say(row("note", note))

@@ -42,13 +42,11 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config, as_list
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.batches import DamagedImage
-from vit_lightning.data.image_files import ImageFolder
 from vit_lightning.data.per_image import seeded
 from vit_lightning.errors import UserError, reading
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
-from vit_lightning.limits import refuse
 from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_environment
@@ -111,8 +109,6 @@ def fit(experiment: Experiment) -> Results:
             return resumed.results
         trainer_arguments = experiment.make_trainer_arguments()  # first, so that a wrong callback leaves no folder
         if resumed is None:
-            damaged = experiment.data.damaged_files() if isinstance(experiment.data, ImageFolder) else []
-            refuse([f"{counted(len(damaged), 'damaged image')}: {CHECK}", *damaged] if damaged else [])
             folder = locks.enter_context(new_folder(experiment.out, parent_of(experiment), f"seed{experiment.seed}"))
             run = make_run(experiment, trainer_arguments, folder)
             write_whole(folder / "config.yaml", experiment.to_yaml())

@@ -88,8 +88,6 @@ class ImageData(LightningDataModule):
             self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
         refuse(self.problems())
         self._of_model: tuple[list[str], Tensor] | None = None  # names of its classes, and its label for each of ours
-        self.places: dict[Split, str] = {}
-        """Where the images of a split lie that are in memory, in training on a GPU."""
         self._datasets: dict[Split, Dataset[Batch]] = {}
         self._loaders: dict[Split, Loader] = {}
 
@@ -243,7 +241,7 @@ class ImageData(LightningDataModule):
         for split in splits.get(stage, ["test"]):
             dataset = self.dataset(split)
             if isinstance(dataset, Images) and self._device.type == "cuda" and not self._first_changes(split):
-                self.places[split] = dataset.place(self._device)
+                dataset.move_if_small(self._device)
 
     @cached_property
     def _fingerprint(self) -> str:

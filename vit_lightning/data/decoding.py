@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -50,10 +49,6 @@ FORMATS = (
     *["AVIF"] * bool(find_spec("PIL.AvifImagePlugin")),
 )
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
-MAX_BYTES = 200_000_000
-"""Memory that decoding one image may take: 50 megapixels, or 25 in a mode that is converted."""
-_ENDS = (b"\xff\xd8\xff", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82")
-"""First and last bytes of a whole JPEG and PNG."""
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -99,7 +94,7 @@ def decode(
             the fast ones, those of transformers, which round the edge of the middle down.
 
     Raises:
-        UserError: damaged, not representable in 8 bits, or needs more than ``MAX_BYTES``.
+        UserError: damaged, not representable in 8 bits, or larger than Pillow takes.
     """
     with _opened(source, name) as image:
         if resize is not None:
@@ -110,7 +105,6 @@ def decode(
 def _middle(
     image: Image.Image, size: tuple[int, int], resize: int | tuple[int, int], interpolation: Interpolation
 ) -> Pixels:
-    _refuse_large(image)
     image = to_rgb(ImageOps.exif_transpose(image))
     sides = (image.height, image.width)
     edges = pair(resize)
@@ -129,25 +123,7 @@ def _by_pillow(image: Image.Image, size: tuple[int, int], mode: str) -> Pixels:
 def decode_whole(source: Path | bytes | Image.Image, name: str) -> Pixels:
     """Returns the whole image, uint8 (height, width, 3); see ``decode``."""
     with _opened(source, name) as image:
-        _refuse_large(image)
         return np.asarray(to_rgb(ImageOps.exif_transpose(image)))
-
-
-def damage_of(path: Path) -> str:
-    """Returns what is seen to be wrong with a file by its ends: a JPEG or PNG without them is decoded; else nothing."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            file.seek(-min(12, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            tail = file.read()
-        if any(head.startswith(first) and tail.endswith(last) for first, last in _ENDS):
-            return ""
-        with _opened(path, str(path)) as image:
-            if image.format in ("JPEG", "MPO", "PNG"):
-                image.load()
-    except (UserError, OSError) as fault:
-        return str(fault)
-    return ""
 
 
 @contextmanager
@@ -172,12 +148,8 @@ def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Ima
 def _decode(
     image: Image.Image, size: tuple[int, int], choose_box: Callable[[int, int], Box], interpolation: Interpolation
 ) -> Pixels:
-    # a JPEG can be decoded at a part of its size, but of a progressive one the whole is kept until then
-    if image.format not in ("JPEG", "MPO") or image.info.get("progressive"):
-        _refuse_large(image)  # before EXIF is asked for: to find it, Pillow decodes a PNG
     rotated = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
     if rotated:
-        _refuse_large(image)
         image = ImageOps.exif_transpose(image)
     left, upper, right, lower = _inside(choose_box(*image.size), image.size)
     before = image.size
@@ -185,7 +157,6 @@ def _decode(
         least = min((right - left) / size[1], (lower - upper) / size[0])
         reduce = 2 ** min(3, max(0, math.floor(math.log2(least)))) if least > 0 else 1
         image.draft(None, (max(1, before[0] // reduce), max(1, before[1] // reduce)))
-        _refuse_large(image)
         x, y = image.size[0] / before[0], image.size[1] / before[1]
         left, upper, right, lower = _inside((left * x, upper * y, right * x, lower * y), image.size)
     by, _, mode = interpolation.rpartition("_")
@@ -241,7 +212,6 @@ def plain_jpeg(source: Path | bytes | Image.Image, choose_box: Callable[[int, in
             return None
         if image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9):
             return None
-        _refuse_large(image)
         content = source.read_bytes() if isinstance(source, Path) else source
         return Jpeg(content, _rounded(_inside(choose_box(*image.size), image.size), image.size))
     return None
@@ -282,14 +252,6 @@ def _torch_resized(pixels: Pixels, size: tuple[int, int], mode: str) -> Pixels:
 def _inside(box: Box, size: tuple[int, int]) -> Box:
     """Clips a box to the image: rounding may exceed it, which Pillow refuses or fills with black."""
     return max(0.0, box[0]), max(0.0, box[1]), min(float(size[0]), box[2]), min(float(size[1]), box[3])
-
-
-def _refuse_large(image: Image.Image) -> None:
-    """Refuses images above ``MAX_BYTES``: Pillow takes 4 bytes a pixel, twice if it converts."""
-    width, height = image.size
-    needed = 4 * width * height * (1 if image.mode in ("RGB", "L") else 2)
-    if needed > MAX_BYTES:
-        raise UserError(f"{width}x{height} pixels need {needed >> 20} MiB to decode (at most {MAX_BYTES >> 20})")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

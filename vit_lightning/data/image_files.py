@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
-from vit_lightning.data.decoding import Interpolation, damage_of, is_image, suffixes
+from vit_lightning.data.decoding import Interpolation, is_image, suffixes
 from vit_lightning.data.image_set import (
     LEFT_BEHIND,
     ImageSet,
@@ -29,13 +29,11 @@ from vit_lightning.data.image_set import (
     tells_nothing,
 )
 from vit_lightning.data.images import DecodedImages, Encoded
-from vit_lightning.data.splits import SPLITS, Split
+from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, gathered
 from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 
-SEEN_FILES = 10_000
-"""Most files of a folder whose ends are read before a training, in 0.2 s where they are in the disk's cache."""
 NO_FOLDERS = {
     r"cifar-100?-.*|(data|test)_batch.*|meta": "data.class_path=CIFAR10 or CIFAR100, data.root the folder around it",
     r".*[-.]idx\d-ubyte(\.gz)?": "data.class_path=TorchvisionSet with data.name=MNIST reads data.root/MNIST/raw",
@@ -248,11 +246,6 @@ class ImageFolder(ImageSet):
     def source_splits(self) -> dict[Split, Encoded]:
         self.check()
         return {split: self._files(images) for split, images in self._images[0].items()}
-
-    def damaged_files(self) -> list[str]:
-        """Returns what is wrong with files whose ends show it; nothing where they are very many."""
-        files = [file for split in SPLITS for file in self._splits[split].images]
-        return [text for file in files if (text := damage_of(file))] if len(files) <= SEEN_FILES else []
 
     def _files(self, images: list[list[Path]]) -> Encoded:
         files = [file for of_class in images for file in of_class]

@@ -38,11 +38,6 @@ from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, first_line
 
 
-def fits_beside_training(size: int, free: int) -> bool:
-    """Whether images of ``size`` bytes may lie on a GPU with ``free`` bytes: training needs most of them."""
-    return size <= free // 4
-
-
 class Images(Dataset[Batch]):
     """Images in memory.
 
@@ -61,16 +56,10 @@ class Images(Dataset[Batch]):
         """Copies the images to a device, from which batches then come; the loader must have no workers."""
         self._on_device = self.images.to(device), self.labels.to(device)
 
-    def place(self, device: torch.device) -> str:
-        """Copies the images to a GPU if they fit there beside training; returns in words where they lie."""
-        if not self.is_moved:
-            size, (free, _) = self.images.nbytes, torch.cuda.mem_get_info(device)
-            if not fits_beside_training(size, free):
-                return (
-                    f"in host memory: {size >> 20:,} MiB are more than a quarter of the {free >> 20:,} free on {device}"
-                )
+    def move_if_small(self, device: torch.device) -> None:
+        """Copies the images to a GPU if they take at most a quarter of what is free: training needs most of it."""
+        if not self.is_moved and self.images.nbytes <= torch.cuda.mem_get_info(device)[0] // 4:
             self.move_to(device)
-        return f"on {device}, {self.images.nbytes >> 20:,} MiB"
 
     @property
     def is_moved(self) -> bool:

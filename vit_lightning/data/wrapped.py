@@ -191,15 +191,9 @@ class WrappedDataset(SplitData):
 
     @property
     def notice(self) -> str:
-        train = self._splits["train"]
         notes = [*self._notes]
         if self.cut_splits and (note := unseen(self._source["train"].labels.tolist(), self.class_names or ())):
             notes.append(f"{self.title}: {note} (data.class_names)")
-        if self.cut_splits and _draws_at_random(train.dataset, train.indices[0], self.title):
-            notes.append(
-                f"{self.title} changes its images at random, also those cut off for {' and '.join(self.cut_splits)} "
-                "(leave these transforms to data.augment, or give the dataset an argument train or split)"
-            )
         return "; ".join(notes)
 
     def make_dataset(self, split: Split) -> Items:
@@ -246,16 +240,6 @@ def _takes(function: Own) -> set[str]:
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
     return names
-
-
-def _draws_at_random(dataset: Any, index: int, title: str) -> bool:
-    """Whether eight readings of an item differ."""
-    images = []
-    with seeded() as seed:
-        for key in range(8):
-            seed(key)
-            images.append(to_pixels(read_item(dataset, index, title)[0]))
-    return any(image.shape != images[0].shape or (image != images[0]).any() for image in images)
 
 
 OF_THE_MODULE = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,13 @@ def log_models(wandb: Any, run: Any, folder: Path) -> None:
         if not (folder / place).is_file():
             continue
         checkpoint = read_checkpoint(folder / place)
-        artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=masked(facts_of(checkpoint)))
+        facts = {
+            "seed": checkpoint["config"].get("seed_everything"),
+            "step": checkpoint["global_step"],
+            "metrics": {name: float(value) for name, value in checkpoint["metrics"].items()},
+            "fingerprint": checkpoint["images"],
+        }
+        artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=facts)
         artifact.add_file(str(folder / place), name=str(place), policy="immutable")
         with artifact.new_file("config.yaml") as file:
             yaml.safe_dump(masked(checkpoint["config"]), file, sort_keys=False)
@@ -34,22 +39,3 @@ def log_models(wandb: Any, run: Any, folder: Path) -> None:
         return
     for version in versions:
         version.wait(UPLOAD_SECONDS)
-
-
-def facts_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what W&B shows beside a checkpoint: seed, step, metrics, and the fingerprint of the data set."""
-    config = checkpoint["config"]
-    return {
-        "experiment": config.get("experiment"),
-        "seed": config.get("seed_everything"),
-        "model": (config.get("model") or {}).get("class_path"),
-        "step": checkpoint["global_step"],
-        "metrics": {name: float(value) for name, value in checkpoint["metrics"].items()},
-        "data": _data_of(checkpoint),
-    }
-
-
-def _data_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns class, arguments and fingerprint of the data set of a checkpoint."""
-    data = checkpoint["config"]["data"]
-    return {"class_path": data["class_path"], **data.get("init_args", {}), "fingerprint": checkpoint["images"]}
