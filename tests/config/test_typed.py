@@ -16,8 +16,8 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from vit_lightning import MSSA, UserError
-from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Place, Reader, made
+from vit_lightning.config.signatures import Part, made, signature_of
+from vit_lightning.config.typed import Place, Reader
 
 
 class Colour(Enum):

@@ -23,8 +23,8 @@ from vit_lightning.config.files import SWITCHES, find_config, split_words
 from vit_lightning.config.names import own_classes
 from vit_lightning.config.options import COMPILES, TRAINED, ConfigOptions, RunOptions
 from vit_lightning.config.own_files import use_files
-from vit_lightning.config.signatures import REQUIRED, called_with, signature_of
-from vit_lightning.config.typed import LISTS, MAPPINGS, Reader, can_be_written
+from vit_lightning.config.signatures import REQUIRED, called_with, can_be_written, signature_of
+from vit_lightning.config.typed import LISTS, MAPPINGS, Reader
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 

@@ -22,11 +22,12 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import Metric
 
 from vit_lightning.classes import listed
+from vit_lightning.config.files import as_list, as_map
 from vit_lightning.config.names import HOMES
 from vit_lightning.config.options import BESIDE_OTHER_CLASS
 from vit_lightning.config.own_files import where
-from vit_lightning.config.signatures import Option, Signature, signature_of
-from vit_lightning.config.typed import Adapter, Found, Part, Reader
+from vit_lightning.config.signatures import Option, Part, Signature, signature_of
+from vit_lightning.config.typed import Adapter, Found, Reader
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.per_image import PerImage, seeded
@@ -130,14 +131,8 @@ def _own_schedule(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> 
     )
 
 
-ADAPTERS: dict[Any, Adapter] = {ImageData: _data, Augmentation: _augmentation, OtherSchedule: _schedule}
-"""What makes a part of a class of others, by the class of ours, or of torch, in whose place it stands."""
-
-
-def read_loss(reader: Reader, given: Any) -> Part | None:
+def _loss(reader: Reader, found: Found, path: str) -> Part | None:
     """Returns the loss of a config: our options, or a class or function of logits and targets."""
-    if (found := reader.find(LossConfig, given, "loss")) is None:
-        return None
     name, target, arguments = found
     ours = signature_of(LossConfig)
     if not name:
@@ -145,10 +140,10 @@ def read_loss(reader: Reader, given: Any) -> Part | None:
         place = "in place of loss.name" if "name" in arguments else "beside it"
         for key in [key for key in arguments if key in of_torch and key not in ours.options]:
             reader.problems.append(f"loss.{key}={arguments.pop(key)}: give loss.class_path=CrossEntropyLoss {place}")
-        return reader.made_of(found, ours, "loss")
+        return reader.made_of(found, ours, path)
     theirs = signature_of(target, 0 if inspect.isclass(target) else 2).options
-    _refuse_ours(reader, "loss", name, arguments, theirs, ours.options)
-    return _joined(reader, found, theirs, {}, "loss", _own_loss)
+    _refuse_ours(reader, found, path, theirs, ours.options)
+    return _joined(reader, found, theirs, {}, path, _own_loss)
 
 
 def with_class_weights(reader: Reader, given: Any, data: ImageData | None) -> Any:
@@ -174,16 +169,13 @@ def _own_loss(target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OwnL
     return OwnLoss(bound if inspect.isclass(target) else lambda: bound, name=target.__name__)
 
 
-def read_optimizer(reader: Reader, given: Any) -> Part | None:
+def _optimizer(reader: Reader, found: Found, path: str) -> Part | None:
     """Returns the optimizer of a config: our options, in the place of some of which a class of others may stand."""
-    if (found := reader.find(OptimizerConfig, given, "optimizer")) is None:
-        return None
-    name, target, arguments = found
     ours = signature_of(OptimizerConfig).options | {"schedule": SCHEDULE}
-    if not name:
-        return _joined(reader, found, {}, ours, "optimizer", partial(_own_optimizer, name))
+    if not found.name:
+        return _joined(reader, found, {}, ours, path, partial(_own_optimizer, ""))
     kept = {key: ours[key] for key in BESIDE_OTHER_CLASS["optimizer"]}
-    taken = signature_of(target, 1)
+    taken = signature_of(found.target, 1)
     for key in ("lr", "weight_decay"):
         default = taken.options[key].default if key in taken.options else None
         if isinstance(default, int | float):
@@ -191,8 +183,8 @@ def read_optimizer(reader: Reader, given: Any) -> Part | None:
     if "weight_decay" not in taken.options and not taken.others:
         kept["weight_decay"] = kept["weight_decay"]._replace(default=0.0)
     theirs = {key: option for key, option in taken.options.items() if key not in kept}
-    _refuse_ours(reader, "optimizer", name, arguments, {**kept, **theirs}, ours)
-    return _joined(reader, found, theirs, kept, "optimizer", partial(_own_optimizer, name))
+    _refuse_ours(reader, found, path, {**kept, **theirs}, ours)
+    return _joined(reader, found, theirs, kept, path, partial(_own_optimizer, found.name))
 
 
 def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[str, Any]) -> OptimizerConfig:
@@ -207,17 +199,22 @@ def _own_optimizer(name: str, target: Any, theirs: dict[str, Any], ours: dict[st
     return OwnOptimizerConfig(**ours, **given) if given else OptimizerConfig(**ours)
 
 
-def _refuse_ours(
-    reader: Reader, key: str, name: str, given: dict[str, Any], taken: Collection[str], ours: Collection[str]
-) -> None:
+def _refuse_ours(reader: Reader, found: Found, key: str, taken: Collection[str], ours: Collection[str]) -> None:
     """Refuses, and removes, options of ours that do nothing beside a class of others."""
-    for option in [option for option in given if option in ours and option not in taken]:
-        value = given.pop(option)
-        reader.problems.append(
-            f"{key}.name={value} beside {key}.class_path: give one of the two"
-            if option == "name"
-            else f"{key}.{option}={value}: {name} takes no {option} (choose {', '.join(taken)})"
-        )
+    for option in [option for option in found.arguments if option in ours and option not in taken]:
+        text = f"{key}.{option}={found.arguments.pop(option)}"
+        why = f": {found.name} takes no {option} (choose {', '.join(taken)})"
+        reader.problems.append(text + (f" beside {key}.class_path: give one of the two" if option == "name" else why))
+
+
+ADAPTERS: dict[Any, Adapter] = {
+    ImageData: _data,
+    Augmentation: _augmentation,
+    OtherSchedule: _schedule,
+    LossConfig: _loss,
+    OptimizerConfig: _optimizer,
+}
+"""What makes a part of a class of others, by the class of ours, or of torch, in whose place it stands."""
 
 
 class Chosen(NamedTuple):
@@ -236,22 +233,16 @@ class Chosen(NamedTuple):
 
 def chosen_metrics(reader: Reader, given: Any, classes: int) -> list[Chosen]:
     """Returns the metrics of a flat config, each of which is tried."""
-    items = given if isinstance(given, list) else [] if given is None else [given]
-    chosen: list[Chosen] = []
-    for item in items:
-        problems = len(reader.problems)
-        one = _read_metric(reader, item, classes)
-        if one is not None and one.name in {other.name for other in chosen}:
+    chosen: dict[str, Chosen] = {}
+    for one in filter(None, (_read_metric(reader, item, classes) for item in as_list(given))):
+        if chosen.setdefault(one.name, one) is not one:
             reader.problems.append(f"metrics.name={one.name}: two metrics have this name (give one of them another)")
-        elif one is not None and len(reader.problems) == problems:
-            chosen.append(one)
-    return chosen
+    return [*chosen.values()]
 
 
 def _read_metric(reader: Reader, item: Any, classes: int) -> Chosen | None:
-    item = {"class_path": item} if isinstance(item, str) else dict(item) if isinstance(item, Mapping) else item
-    short = str(item.get("class_path")).removeprefix("torchmetrics.") if isinstance(item, dict) else ""
-    short = short.removeprefix("classification.")
+    item = {**as_map(item)}
+    short = str(item.get("class_path")).removeprefix("torchmetrics.").removeprefix("classification.")
     if hasattr(torchmetrics.classification, f"Multiclass{short}"):  # its default is that of the class for any task
         average = inspect.signature(getattr(torchmetrics.classification, short).__new__).parameters.get("average")
         if (task := item.pop("task", "multiclass")) not in ("multiclass", "binary" if classes == 2 else ""):

@@ -8,42 +8,28 @@ from typing import Any, Literal, get_args
 
 from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
 from lightning.pytorch import Trainer, callbacks
-from torch import nn
 
-from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, read_loss, read_optimizer, with_class_weights
-from vit_lightning.config.check_network import check_network, optimizer_problems
+from vit_lightning.config.adapters import ADAPTERS, chosen_metrics, with_class_weights
+from vit_lightning.config.check_network import check_network, try_module
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import Config
 from vit_lightning.config.images import read_data, with_labels
 from vit_lightning.config.lightning_cli import SET_BY_RUN, as_lightning_trains
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import class_of
-from vit_lightning.config.networks import (
-    CONFIGURED,
-    data_facts,
-    empty_network,
-    make_teacher,
-    module_from,
-    part_of_module,
-    part_of_network,
-    takes,
-)
+from vit_lightning.config.networks import CONFIGURED, data_facts, make_teacher, part_of_module, part_of_network, takes
 from vit_lightning.config.options import DEFAULT_CLASSES, GROUPS, TRAINED, ConfigOptions, RunOptions, Settings
-from vit_lightning.config.signatures import Option, signature_of
+from vit_lightning.config.signatures import Option, Part, plain, signature_of
 from vit_lightning.config.together import RULES, Groups, Merged, logged_metrics
-from vit_lightning.config.typed import Part, Place, Reader, plain, unknown
+from vit_lightning.config.typed import Place, Reader, unknown
 from vit_lightning.data.base import ImageData
 from vit_lightning.limits import Limit, at_least, choice, near, problems_of, refuse
 from vit_lightning.metric_facts import Goal, goal_of
 from vit_lightning.training.checkpoints import CheckpointConfig
-from vit_lightning.training.classifier import ConfiguredOptimizer
 from vit_lightning.training.losses import Teacher
 
 OPTION_KINDS: tuple[type[Any], type[Any]] = (ConfigOptions, RunOptions)
 """Classes of the options that belong to no group."""
-
-OWN_GROUPS = {"optimizer": read_optimizer, "loss": read_loss}
-"""Groups of settings in whose place a class of others may stand."""
 
 
 def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
@@ -59,9 +45,7 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     """
     reader = Reader(ADAPTERS, merged.problems, complete=merged.complete)
     general, config = read_general(reader, merged.config)
-    module = part_of_module(reader, config)
-    if module is not None:
-        config = as_lightning_trains(config, module.target)
+    config = as_lightning_trains(config)
     data_part, data, unread = read_data(reader, config, merged.trained, command)
     reader.problems += [] if general.get("print_config") else unread
     trained, data = with_labels(reader, merged.trained, data)
@@ -70,11 +54,12 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     settings = {key: reader.make(part, key) for key, part in parts.items()}
     trainer = read_trainer(reader, config)
     facts = None if data is None else data_facts(data)
+    module = part_of_module(reader, config, facts)
     network = None
     if module is not None and takes(module, "model") and not (module.name and config.get("model") is None):
         teller = replace(reader, complete=merged.names_network)
         network = part_of_network(teller, config.get("model") or {}, facts)
-    groups = Groups(command, config, general, module, data, facts, settings, trainer, metrics)
+    groups = Groups(command, config, general, module, data, settings, trainer, metrics)
     network, empty, initial = check_network(reader, groups, network, merged)
     try_module(reader, groups, empty)
     teacher = open_teacher(reader, groups)
@@ -179,13 +164,11 @@ def read_settings(
 def _read_settings(reader: Reader, key: str, kind: Any, given: Any) -> Any:
     """Returns a group of settings; of loss and optimizer also a class of others in its place."""
     given, options = {} if given is None else given, signature_of(kind).options
-    if not isinstance(given, Mapping) and not (key in OWN_GROUPS and "." in str(given)):
+    if not isinstance(given, Mapping) and not (kind in ADAPTERS and "." in str(given)):
         name = options.get("name")
         meant = f"; did you mean {key}.name={given}?" if name is not None and given in get_args(name.kind) else ""
         return reader.refused(f"{key}={given}: give its options ({', '.join(options)}){meant}")
-    if key in OWN_GROUPS:
-        return OWN_GROUPS[key](reader, given)
-    if "class_path" in given:
+    if kind not in ADAPTERS and "class_path" in given:
         text = f"{key} takes no class (choose {', '.join(options)})"
         return reader.refused(f"{key}.class_path={given['class_path']}: {text}")
     return reader.part(Place(kind), given, key)
@@ -231,17 +214,6 @@ def trainer_options() -> dict[str, Option]:
     options = {key: item for key, item in signature_of(Trainer).options.items() if key not in SET_BY_RUN}
     options["precision"] = Option("precision", Literal["auto"] | _PRECISION_INPUT | None, None)
     return options | {"enable_model_summary": Option("enable_model_summary", bool | None, False)}
-
-
-def try_module(reader: Reader, groups: Groups, network: nn.Module | None) -> None:
-    """Makes a LightningModule of the user's around the network on the meta device, if nothing is wrong so far."""
-    module, settings = groups.module, groups.settings
-    if groups.data is not None and module is not None and module.name and not reader.problems:
-        filled = {**(groups.facts or {}), **settings, "network": network, "metrics": {}, "distillation": None}
-        with reader.trying():
-            made: Any = empty_network(lambda: module_from(module, filled), "module")
-            if type(made).configure_optimizers is ConfiguredOptimizer.configure_optimizers:
-                reader.problems += optimizer_problems(made.optimized(), settings["optimizer"])
 
 
 def open_teacher(reader: Reader, groups: Groups) -> Teacher | None:

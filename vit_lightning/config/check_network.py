@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.config.networks import empty_network, names_of_timm, needs_numbers
+from vit_lightning.config.networks import data_facts, empty_network, module_from, names_of_timm, needs_numbers
 from vit_lightning.config.own_files import empty_caches, where
-from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.signatures import Part, signature_of
 from vit_lightning.config.together import Groups, Merged
-from vit_lightning.config.typed import Part, Reader
+from vit_lightning.config.typed import Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near
@@ -24,6 +24,7 @@ from vit_lightning.models.blocks import Branch
 from vit_lightning.models.heads import heads_of
 from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import network_weights
+from vit_lightning.training.classifier import ConfiguredOptimizer
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.weights.init_from import FirstWeights, with_resized_positions
@@ -170,3 +171,14 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
     if wrong:
         return [f"model: {type(network).__name__} gives {wrong[0]} for 2 images of {classes} classes (num_classes?)"]
     return []
+
+
+def try_module(reader: Reader, groups: Groups, network: nn.Module | None) -> None:
+    """Makes a LightningModule of the user's around the network on the meta device, if nothing is wrong so far."""
+    module, settings = groups.module, groups.settings
+    if groups.data is not None and module is not None and module.name and not reader.problems:
+        filled = {**data_facts(groups.data), **settings, "network": network, "metrics": {}, "distillation": None}
+        with reader.trying():
+            made: Any = empty_network(lambda: module_from(module, filled), "module")
+            if type(made).configure_optimizers is ConfiguredOptimizer.configure_optimizers:
+                reader.problems += optimizer_problems(made.optimized(), settings["optimizer"])

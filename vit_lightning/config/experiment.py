@@ -16,7 +16,8 @@ from vit_lightning.config.files import flatten, options_of, word
 from vit_lightning.config.from_weights import Trained
 from vit_lightning.config.networks import network_from
 from vit_lightning.config.options import Resume, Settings
-from vit_lightning.config.typed import Part, Place, Reader, made, of_option
+from vit_lightning.config.signatures import Part, made
+from vit_lightning.config.typed import Place, Reader, of_option
 from vit_lightning.data.base import ImageData
 from vit_lightning.limits import refuse
 from vit_lightning.training.fine_tuning import freeze_backbone

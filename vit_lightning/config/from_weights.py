@@ -182,10 +182,12 @@ def options_of_data(name: Any) -> set[str]:
     return {*signature_of(kind).options, *(() if is_module else signature_of(WrappedDataset).options)}
 
 
-def _heads(sources: Sequence[Config]) -> Config:
-    """Returns the heads of the network that configs name, the last one of all."""
-    given = [model["num_heads"] for config in sources if "num_heads" in (model := flatten(config.get("model")) or {})]
-    return {"num_heads": scalar(given[-1])} if given else {}
+def _model_of(sources: Sequence[Config]) -> Config:
+    """Returns the network that configs name, with number and width of its heads as far as they say it."""
+    model: Config = functools.reduce(merge, (as_map(one["model"]) for one in sources if one.get("model")), {})
+    preset = PRESETS.get(str(model.get("preset")).partition("/")[0])
+    heads = preset[2] if preset and model.get("num_heads") is None else model.get("num_heads")
+    return {**model, "num_heads": heads, "dim_head": value_at(model, "attention.dim_head")}
 
 
 def _without(config: Config, *names: str) -> Config:
@@ -213,7 +215,7 @@ def _trained_by_run(place: str, sources: Sequence[Config], *, trust: bool) -> Tr
         except UserError:  # it is no source at all
             raise error from error.__cause__
     try:
-        return _trained(place, {}, heads=_heads(sources), trust=trust)
+        return _trained(place, {}, heads=_model_of(sources), trust=trust)
     except UserError as error:
         raise UserError(text + way_out for text in error.problems) from error
 
@@ -243,16 +245,13 @@ def with_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeigh
     given = [config["init_from"] for config in sources if "init_from" in config]
     if not given or given[-1] is None:
         return None, sources
-    model: Config = functools.reduce(merge, (as_map(config["model"]) for config in sources if config.get("model")), {})
-    preset = PRESETS.get(str(model.get("preset")).partition("/")[0])
-    heads = {"num_heads": preset[2] if preset and model.get("num_heads") is None else model.get("num_heads")}
-    heads["dim_head"] = value_at(model, "attention.dim_head")
     initial = open_initial_weights(str(given[-1]), network_in_file, trust=trust)
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
         also_search(folder)
+    model = _model_of(sources)
     named = model.get("class_path")
     for_vit = not takes_no_network(sources) and (named is None or class_of(named) is ViT)
-    initial = initial.described(for_vit=for_vit, heads=heads)
+    initial = initial.described(for_vit=for_vit, heads=model)
     return initial, [{"model": flatten(initial.model)}, *sources]
 
 

@@ -12,8 +12,8 @@ from vit_lightning.config.from_weights import Trained, options_of_data, other_cu
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import class_of, is_same_class
 from vit_lightning.config.options import DEFAULT_CLASSES
-from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Place, Reader
+from vit_lightning.config.signatures import Part, signature_of
+from vit_lightning.config.typed import Place, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
 from vit_lightning.errors import UserError, gathered

@@ -9,10 +9,11 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from vit_lightning.config.files import Config, as_list, as_map, without_nulls
+from vit_lightning.config.files import Config, as_list, as_map, value_at, without_nulls
 from vit_lightning.config.names import HOMES, can_be_class, class_of
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.data.base import ImageData
+from vit_lightning.training.classifier import ViTClassifier
 
 SET_BY_RUN = {
     "default_root_dir": "results are written to runs/ (leave it out, or give --out NEW_FOLDER)",
@@ -79,29 +80,30 @@ def of_the_module(config: Config, earlier: Config) -> Config:
     return config
 
 
-def takes_no_network(configs: Sequence[Config]) -> bool:
-    """Whether the LightningModule of configs, the last one that names one, has its network itself."""
+def module_of(configs: Sequence[Config]) -> Any:
+    """Returns the LightningModule that the last of configs names, or else ours."""
     names = (as_map(config.get("module")).get("class_path") for config in reversed(configs))
     kind = class_of(next(filter(None, names), None))
-    return issubclass(kind, LightningModule) and "network" not in signature_of(kind).options
+    return kind if issubclass(kind, LightningModule) else ViTClassifier
 
 
-def as_lightning_trains(config: Config, module: Any) -> Config:
+def takes_no_network(configs: Sequence[Config]) -> bool:
+    """Whether the LightningModule of configs has its network itself."""
+    return "network" not in signature_of(module_of(configs)).options
+
+
+def as_lightning_trains(config: Config) -> Config:
     """Returns a merged config with what LightningCLI takes where nothing is given, or from another place.
 
     A learning rate without a schedule is constant, the data are the loaders that a module has where none are given, a
     LightningDataModule whose ``num_classes`` has no default has the classes of the module, and the best checkpoint is
     that of the first ``ModelCheckpoint``.
-
-    Args:
-        config: the config.
-        module: the class of the LightningModule.
     """
     more: Config = {}
-    optimizer = as_map(config.get("optimizer"))
+    optimizer, given, data = (as_map(config.get(key)) for key in ("optimizer", "module", "data"))
+    module = module_of([config])
     if lacks_optimizer(module) and can_be_class(str(optimizer.get("class_path") or "")):
         more["optimizer"] = {"schedule": "constant", **optimizer}
-    given, data = as_map(config.get("module")), as_map(config.get("data"))
     named = data.get("class_path")
     has_loaders = module.train_dataloader is not LightningModule.train_dataloader
     if has_loaders and (named is None or class_of(named) is module):
@@ -120,15 +122,9 @@ def as_lightning_trains(config: Config, module: Any) -> Config:
 
 def _monitored(trainer: Any) -> Config:
     """Returns monitor and mode of the first ``ModelCheckpoint`` that has a monitor; nothing without one."""
-    callbacks = trainer.get("callbacks") if isinstance(trainer, dict) else None
-    for item in as_list(callbacks):
-        given = as_map(item)
-        kind = class_of(given.get("class_path"), HOMES["Callback"])
-        if issubclass(kind, ModelCheckpoint):
-            known = {name: option.default for name, option in signature_of(kind).options.items()} | given
-            found = {name: known[name] for name in ("monitor", "mode") if isinstance(known.get(name), str)}
-            if "monitor" in found:
-                return found
+    for given in map(as_map, as_list(value_at(trainer, "callbacks"))):
+        if "monitor" in given and issubclass(class_of(given.get("class_path"), HOMES["Callback"]), ModelCheckpoint):
+            return {"monitor": given["monitor"], "mode": given.get("mode", "min")}
     return {}
 
 

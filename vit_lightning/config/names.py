@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import vit_lightning
-from vit_lightning.config.own_files import import_problem, searched, searched_modules
+from vit_lightning.config.own_files import imported, searched, searched_modules
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near
 
@@ -66,12 +66,7 @@ def find_class(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     if not module or not all(part.isidentifier() for part in name.split(".")):
         return None
-    if problem := import_problem(name):
-        raise UserError(problem)
-    try:
-        return getattr(importlib.import_module(module), attribute, None)
-    except ImportError:  # it may be a method of a class
-        return getattr(class_of(module), attribute, None)
+    return getattr(imported(name) or class_of(module), attribute, None)  # it may be a method of a class
 
 
 def class_of(name: Any, home: str = "") -> type:

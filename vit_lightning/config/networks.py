@@ -22,8 +22,8 @@ from vit_lightning.config.adapters import ADAPTERS, given_alone
 from vit_lightning.config.files import Config, flatten, word
 from vit_lightning.config.lightning_cli import lacks_optimizer
 from vit_lightning.config.own_files import empty_caches, files_of
-from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part, Place, Reader, of_option
+from vit_lightning.config.signatures import Part, signature_of
+from vit_lightning.config.typed import Place, Reader, of_option
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
 from vit_lightning.limits import near, refuse
@@ -236,8 +236,8 @@ def filled_in(kind: type[LightningModule]) -> list[str]:
     return [name for name in names if name in signature_of(kind).options]
 
 
-def part_of_module(reader: Reader, config: Config) -> Part | None:
-    """Returns the module of a merged config; None if it cannot be made."""
+def part_of_module(reader: Reader, config: Config, facts: Mapping[str, Any] | None) -> Part | None:
+    """Returns the module of a merged config, which may confirm facts of the data; None if it cannot be made."""
     if config.get("module") is None:
         return Part(ViTClassifier, {})
     if (found := reader.find(LightningModule, config["module"], "module")) is None:
@@ -247,8 +247,9 @@ def part_of_module(reader: Reader, config: Config) -> Part | None:
         text = "must be a LightningModule, such as a subclass of ViTClassifier"
         return reader.refused(f"module.class_path={name} {text}")
     signature, filled = signature_of(kind), filled_in(kind)
-    for fact in [fact for fact in FACTS if fact in filled]:  # compared with the data when there is any
-        arguments.pop(fact, None)
+    for fact in [fact for fact in FACTS if fact in filled and fact in arguments]:
+        value = arguments.pop(fact)
+        reader.problems += unlike_data("module", fact, value, facts[fact]) if facts is not None else []
     if "network" in arguments and "network" in filled:
         del arguments["network"]
         reader.problems.append("module.network: it is the network of model (give one of the two)")

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 
 import vit_lightning
 from vit_lightning.errors import UserError, one_line
@@ -109,33 +110,33 @@ def empty_caches() -> None:
                     clear()
 
 
-def import_problem(class_path: str) -> str | None:
-    """Imports the module of a class; returns what is wrong with it.
+def imported(class_path: str) -> ModuleType | None:
+    """Returns the module of a class; None if it is not there: other checks name the choices.
 
-    A class or module that is not there is no problem here: other checks name the choices.
+    Raises:
+        UserError: a file of the user's is wrong, or hidden by another module.
     """
     name, _, attribute = class_path.rpartition(".")
     top = name.partition(".")[0]
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError as fault:
-        missing = fault.name is not None and f"{name}.".startswith(f"{fault.name}.")
-        return None if missing else where(fault) or one_line(fault)
     except Exception as fault:  # whatever a module raises
-        return where(fault) or one_line(fault)
+        if isinstance(fault, ModuleNotFoundError) and f"{name}.".startswith(f"{fault.name}."):
+            return None
+        raise UserError(where(fault) or one_line(fault)) from fault
     if top == "vit_lightning" or not any((folder / end).exists() for folder in _used for end in (top, f"{top}.py")):
-        return None
+        return module
     own_files()
     for known, (file, text) in _imported.items():
         other = _found(_path(known, str(file)))
         if other is not None and other.read_bytes() != text:
             before = "" if other == file else f", {shown(file)}"
-            return f"{shown(other)} is not as this process has imported it{before}: start another process"
+            raise UserError(f"{shown(other)} is not as this process has imported it{before}: start another process")
     if hasattr(module, attribute) or (hidden := _found(f"{top}.py")) is None or top in _imported:
-        return None
+        return module
     package = f"a package ({getattr(sys.modules[top], '__file__', None)})"
     taken = "the standard library" if top in sys.stdlib_module_names else package
-    return f"{shown(hidden)} has the name of a module of {taken}: rename it"
+    raise UserError(f"{shown(hidden)} has the name of a module of {taken}: rename it")
 
 
 def where(fault: BaseException) -> str | None:

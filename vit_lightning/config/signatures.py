@@ -1,15 +1,27 @@
-"""The options of a class or a function: its arguments, with their types and defaults, as its signature has them."""
+"""Classes and functions of a config: their options, which are the arguments of their signatures, and ``Part``, one with
+its arguments: checked once, written to ``config.yaml`` and made as often as needed."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
+import operator
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, Literal, NamedTuple, get_type_hints
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_type_hints
+
+import torch
+from torch import Tensor
+
+from vit_lightning.errors import UserError
+from vit_lightning.limits import refuse
 
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an argument that has none."""
@@ -146,3 +158,129 @@ def _evaluated(hint: Any, scope: dict[str, Any]) -> Any:
         return eval(hint, scope)  # an annotation of code that is imported already
     except Exception:  # whatever it raises
         return Any
+
+
+def itself(target: Any, /, **_: Any) -> Any:
+    """Returns a class where a config gives it itself."""
+    return target
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class or function with its arguments.
+
+    Args:
+        target: the class or function.
+        arguments: values of its arguments; those with classes are parts too.
+        name: class path in a config; empty for a group of options, which has none.
+        call: makes what stands in its place, called with both: ``operator.call`` an object, ``partial`` a factory that
+            takes further arguments, ``itself`` the class.
+    """
+
+    target: Any
+    arguments: Mapping[str, Any]
+    name: str = ""
+    call: Callable[..., Any] = operator.call
+
+    @property
+    def kind(self) -> type:
+        """The class; of what a function makes nothing is known."""
+        return self.target if isinstance(self.target, type) else object
+
+    def with_arguments(self, more: Mapping[str, Any]) -> Self:
+        """Returns it with further arguments, or others in place of its own."""
+        return replace(self, arguments={**self.arguments, **more})
+
+    def make(self, **more: Any) -> Any:
+        """Returns what stands in its place, new, with further arguments in place of those of the config."""
+        given = {name: made(value) for name, value in self.arguments.items() if name not in more} | more
+        return self.call(self.target, **given)
+
+    def plain(self) -> Any:
+        """Returns it as plain data, as ``config.yaml`` has it."""
+        arguments = {name: plain(value) for name, value in self.arguments.items() if can_be_written(value)}
+        if not self.name:
+            return arguments
+        return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
+
+
+@dataclass(frozen=True)
+class Numbers(Part):
+    """Numbers, or nested lists of them, that a class of others takes as a tensor."""
+
+    def make(self, **more: Any) -> Tensor:
+        return torch.tensor(self.arguments["numbers"], dtype=torch.get_default_dtype())
+
+    def plain(self) -> Any:
+        return self.arguments["numbers"]
+
+
+def _call_by_name(names: Mapping[str, Any], target: Any, /, *values: Any, **given: Any) -> Any:
+    """Calls a class with those of some values that it takes, by their names; one that is asked for must be taken."""
+    passed, taken = dict(zip(names, values, strict=True)), signature_of(target).options
+    asked = [name for name, value in passed.items() if isinstance(value, float) and value != names[name]]
+    refuse(f"{name}: {target.__name__} takes no {name} (leave it out)" for name in asked if name not in taken)
+    return target(**{name: value for name, value in passed.items() if name in taken}, **given)
+
+
+def factory(target: Any, like: Any, leading: int) -> tuple[Signature, Callable[..., Any]]:
+    """Returns the options of a class whose first arguments, those of another, are given later, and what makes it.
+
+    It gets those that it has by name, or else all in their order.
+
+    Args:
+        target: the class.
+        like: the other one.
+        leading: number of these arguments.
+
+    Raises:
+        UserError: it can get them in neither way.
+    """
+    passed = list(signature_of(like).options.values())[:leading] if callable(like) else []
+    names, own = {one.name: one.default for one in passed}, signature_of(target)
+    if own.required and {*own.required} <= {*names} and list(own.options)[:leading] != list(names):
+        options = {name: option for name, option in own.options.items() if name not in names}
+        return own._replace(options=options), partial(partial, _call_by_name, names)
+    try:
+        taken = inspect.signature(target).bind_partial(*range(leading)).arguments
+        pairs = [(own.options.get(name), one) for name, one in zip(taken, passed, strict=False)]
+        fits = not any(mine and mine.name != one.name and one.required and not mine.required for mine, one in pairs)
+    except ValueError:  # of a class in C
+        fits = True
+    except TypeError:  # it takes fewer
+        fits = False
+    if not fits:
+        asked, has = ", ".join(names) or f"{leading} arguments", ", ".join(own.options)
+        raise UserError(
+            f"gets {asked} as its first arguments and takes ({has}): name them so, or take them in this order"
+        )
+    return signature_of(target, leading), partial
+
+
+def made(value: Any) -> Any:
+    """Returns a value with objects in place of its parts."""
+    if isinstance(value, Part):
+        return value.make()
+    if type(value) in (list, tuple, set):
+        return type(value)(made(item) for item in value)
+    return {key: made(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as plain data."""
+    if isinstance(value, Part):
+        return value.plain()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value.name if isinstance(value, Enum) else str(value) if isinstance(value, Path | timedelta) else value
+
+
+def can_be_written(value: Any) -> bool:
+    """Whether a value can be written to a config; a default of others, such as an object, may not."""
+    if isinstance(value, Mapping):
+        return all(map(can_be_written, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(can_be_written, value))
+    return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)

@@ -18,10 +18,9 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, Stochasti
 from vit_lightning.config.adapters import Chosen
 from vit_lightning.config.files import Config, as_list, as_map
 from vit_lightning.config.from_weights import Trained
-from vit_lightning.config.networks import CONFIGURED, FACTS, filled_in, takes, unlike_data
+from vit_lightning.config.networks import CONFIGURED, takes
 from vit_lightning.config.options import COMPILES, TRAINED
-from vit_lightning.config.signatures import signature_of
-from vit_lightning.config.typed import Part
+from vit_lightning.config.signatures import Part, signature_of
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.metric_facts import STEP_METRICS, Goal, goal_of, metric_names, with_own
@@ -63,8 +62,6 @@ class Groups:
     """Options that belong to no group."""
     module: Part | None
     data: ImageData | None
-    facts: Mapping[str, Any] | None
-    """Facts of the data that a network gets."""
     settings: Mapping[str, Any]
     trainer: Part
     metrics: Sequence[Chosen]
@@ -96,21 +93,12 @@ def secret_problems(value: Any, path: tuple[str, ...] = ()) -> list[str]:
     ]
 
 
-def facts_of_data(groups: Groups) -> Iterator[str]:
-    """Yields the arguments of a module that are facts of the data, and are given otherwise."""
-    given, facts = groups.config.get("module"), groups.facts
-    if groups.module is not None and facts is not None and isinstance(given, Mapping):
-        for fact in [fact for fact in FACTS if fact in given and fact in filled_in(groups.module.target)]:
-            yield from unlike_data("module", fact, given[fact], facts[fact])
-
-
 def not_taken_by_module(groups: Groups) -> Iterator[str]:
     """Yields the options that are given, but that the module does not take."""
     if (module := groups.module) is None:
         return
     keys = [key for key in (*CONFIGURED, "model") if groups.config.get(key) is not None and not takes(module, key)]
-    items = [(key, as_map(groups.config[key])) for key in keys]
-    given = [f"{key}.{name}={value}" for key, item in items for name, value in item.items()]
+    given = [f"{key}.{name}={value}" for key in keys for name, value in as_map(groups.config[key]).items()]
     if given:
         words = " or ".join("network" if key == "model" else key for key in keys)
         without = " ".join(f"--{key}=null" for key in keys)
@@ -236,7 +224,6 @@ def resumable(groups: Groups) -> Iterator[str]:
 
 
 RULES: tuple[Callable[[Groups], Iterator[str]], ...] = (
-    facts_of_data,
     not_taken_by_module,
     test_of_others,
     loss_of_data,

@@ -1,7 +1,7 @@
 """Plain values read as the types of signatures: one pass finds the classes and all problems.
 
-A class with arguments becomes a ``Part``: it is checked once, written to ``config.yaml`` and made as often as needed.
-Classes stand flat, with their arguments beside ``class_path`` (``files.flatten``).
+A class with arguments becomes a ``Part``. Classes stand flat, with their arguments beside ``class_path``
+(``files.flatten``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin, is_typeddict
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, is_typeddict
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -28,9 +28,9 @@ from torch import Tensor
 
 from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name, hint_of_class, public_name
 from vit_lightning.config.own_files import where
-from vit_lightning.config.signatures import REQUIRED, Option, Signature, signature_of
+from vit_lightning.config.signatures import REQUIRED, Numbers, Option, Part, Signature, factory, itself, signature_of
 from vit_lightning.errors import UserError, gathered, one_line
-from vit_lightning.limits import meant, near, refuse
+from vit_lightning.limits import meant, near
 from vit_lightning.storage.parsing import parse_yaml
 
 T = TypeVar("T")
@@ -66,122 +66,6 @@ PLAIN |= {timedelta: "a time such as 1:30:00", type(None): "null"}
 _OF_VALUES = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
 FAULTS = (*_OF_VALUES, OSError, RuntimeError, ImportError, MisconfigurationException)
 """Errors of classes of others about their arguments."""
-
-
-def itself(target: Any, /, **_: Any) -> Any:
-    """Returns a class where a config gives it itself."""
-    return target
-
-
-@dataclass(frozen=True)
-class Part:
-    """A class or function with its arguments.
-
-    Args:
-        target: the class or function.
-        arguments: values of its arguments; those with classes are parts too.
-        name: class path in a config; empty for a group of options, which has none.
-        call: makes what stands in its place, called with both: ``operator.call`` an object, ``partial`` a factory that
-            takes further arguments, ``itself`` the class.
-    """
-
-    target: Any
-    arguments: Mapping[str, Any]
-    name: str = ""
-    call: Callable[..., Any] = operator.call
-
-    @property
-    def kind(self) -> type:
-        """The class; of what a function makes nothing is known."""
-        return self.target if isinstance(self.target, type) else object
-
-    def with_arguments(self, more: Mapping[str, Any]) -> Self:
-        """Returns it with further arguments, or others in place of its own."""
-        return replace(self, arguments={**self.arguments, **more})
-
-    def make(self, **more: Any) -> Any:
-        """Returns what stands in its place, new, with further arguments in place of those of the config."""
-        given = {name: made(value) for name, value in self.arguments.items() if name not in more} | more
-        return self.call(self.target, **given)
-
-    def plain(self) -> Any:
-        """Returns it as plain data, as ``config.yaml`` has it."""
-        arguments = {name: plain(value) for name, value in self.arguments.items() if can_be_written(value)}
-        if not self.name:
-            return arguments
-        return {"class_path": self.name, **({"init_args": arguments} if arguments else {})}
-
-
-@dataclass(frozen=True)
-class Numbers(Part):
-    """Numbers, or nested lists of them, that a class of others takes as a tensor."""
-
-    def make(self, **more: Any) -> Tensor:
-        return torch.tensor(self.arguments["numbers"], dtype=torch.get_default_dtype())
-
-    def plain(self) -> Any:
-        return self.arguments["numbers"]
-
-
-def _call_by_name(names: Mapping[str, Any], target: Any, /, *values: Any, **given: Any) -> Any:
-    """Calls a class with those of some values that it takes, by their names; one that is asked for must be taken."""
-    passed, taken = dict(zip(names, values, strict=True)), signature_of(target).options
-    asked = [name for name, value in passed.items() if isinstance(value, float) and value != names[name]]
-    refuse(f"{name}: {target.__name__} takes no {name} (leave it out)" for name in asked if name not in taken)
-    return target(**{name: value for name, value in passed.items() if name in taken}, **given)
-
-
-def _first_arguments(target: Any, like: Any, leading: int) -> tuple[dict[str, Any], str]:
-    """Returns how a class gets the first arguments of another: by name those that it has, or all in their order.
-
-    Returns:
-        names and defaults, none for the order; what is wrong if it can get them in neither way.
-    """
-    passed = list(signature_of(like).options.values())[:leading] if callable(like) else []
-    names, own = {one.name: one.default for one in passed}, signature_of(target)
-    if own.required and {*own.required} <= {*names} and list(own.options)[:leading] != list(names):
-        return names, ""
-    try:
-        taken = inspect.signature(target).bind_partial(*range(leading)).arguments
-        pairs = [(own.options.get(name), one) for name, one in zip(taken, passed, strict=False)]
-        fits = not any(mine and mine.name != one.name and one.required and not mine.required for mine, one in pairs)
-    except ValueError:  # of a class in C
-        fits = True
-    except TypeError:  # it takes fewer
-        fits = False
-    if fits:
-        return {}, ""
-    asked, has = ", ".join(names) or f"{leading} arguments", ", ".join(own.options)
-    return {}, f"gets {asked} as its first arguments and takes ({has}): name them so, or take them in this order"
-
-
-def made(value: Any) -> Any:
-    """Returns a value with objects in place of its parts."""
-    if isinstance(value, Part):
-        return value.make()
-    if type(value) in (list, tuple, set):
-        return type(value)(made(item) for item in value)
-    return {key: made(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def plain(value: Any) -> Any:
-    """Returns a value as plain data."""
-    if isinstance(value, Part):
-        return value.plain()
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    return value.name if isinstance(value, Enum) else str(value) if isinstance(value, Path | timedelta) else value
-
-
-def can_be_written(value: Any) -> bool:
-    """Whether a value can be written to a config; a default of others, such as an object, may not."""
-    if isinstance(value, Mapping):
-        return all(map(can_be_written, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(can_be_written, value))
-    return value is None or isinstance(value, Part | Enum | Path | timedelta | str | int | float | bool)
 
 
 @contextmanager
@@ -447,19 +331,18 @@ class Reader:
             return None
         name, target, _ = found
         base, is_class = place.base, inspect.isclass(target)
-        if name and base in self.adapters and base is not None and not (is_class and issubclass(target, base)):
+        if base in self.adapters and base is not None and not (name and is_class and issubclass(target, base)):
             return self.adapters[base](self, found, path)
         if is_class and base is not None and (not issubclass(target, base) or inspect.isabstract(target)):
             return self.refused(f"{path}.class_path={name} must be a {base.__name__}")
         call = operator.call if place.call is partial and is_class and base is None else place.call
-        leading = (place.leading or 0) if call is partial else 0
-        names, problem = _first_arguments(target, default, leading) if leading else ({}, "")
-        if problem:
-            return self.refused(f"{path}.class_path={name} {problem}")
-        signature = signature_of(target, 0 if names else leading)
-        signature = signature._replace(options={k: v for k, v in signature.options.items() if k not in names})
+        signature = signature_of(target)
         provided = signature.options if call is itself or place.leading is None else ()
-        call = partial(partial, _call_by_name, names) if names else call
+        if call is partial and place.leading:
+            try:
+                signature, call = factory(target, default, place.leading)
+            except UserError as error:
+                return self.refused(f"{path}.class_path={name} {error}")
         return self.made_of(found, signature, path, call, provided)
 
     def made_of(
