@@ -157,14 +157,6 @@ def test_the_first_thing_that_everybody_types_is_no_mistake(in_folder, name):
     assert resolve([f"--config={name}", "--data=Digits", "--trainer.max_epochs=1", "--model.patch_size=4"])
 
 
-def test_a_callback_of_lightning_s_that_stops_a_run_says_why(in_folder, capsys):
-    stops = "--trainer.callbacks=[{class_path: EarlyStopping, monitor: val/loss, stopping_threshold: 9.0}]"
-    assert run("--trainer.max_epochs=5", stops)["epochs"] == 1
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stopped ")]
-    assert said.split(" = ")[0].split(maxsplit=1)[1] == "by EarlyStopping: Stopping threshold reached: val/loss"
-    assert "Signaling" not in said
-
-
 def test_the_profile_is_printed_and_kept(in_folder, capsys):
     run("--trainer.profiler=simple", "--trainer.enable_model_summary=true", "--trainer.limit_train_batches=2")
     said = capsys.readouterr()

@@ -29,7 +29,7 @@ from vit_lightning.storage.folder import FULL
 from vit_lightning.training.callbacks import training_steps
 from vit_lightning.training.classifier import ConfiguredOptimizer
 from vit_lightning.training.optim import OptimizerConfig
-from vit_lightning.training.resources import AUTO, auto_precision
+from vit_lightning.training.resources import AUTO
 
 
 @rank_zero_only
@@ -117,8 +117,6 @@ SPLIT_WORDS: dict[Split, str] = {"train": "training", "val": "validation", "test
 def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, Any]) -> str:
     """Returns the lines on model and devices: those of all processes, with the precision as a config names it.
 
-    Of a resumed run that began with another precision than auto would choose now, a note follows.
-
     Args:
         experiment: the experiment.
         trainer: its Trainer.
@@ -142,9 +140,6 @@ def start_lines(experiment: Experiment, trainer: Trainer, facts: Mapping[str, An
         row("model", f"{name}, {number}"),
         row("device", f"{several}{place}, precision {trainer.precision}{' (auto)' * is_auto}"),
     ]
-    if is_auto and trainer.precision != auto_precision(experiment.trainer["accelerator"]):
-        note = f"the run began with precision {trainer.precision}; this machine is faster with another"
-        lines.append(row("note", note))
     if device.type == "cuda" and experiment.trainer["deterministic"] is not True:
         lines.append(row("note", "a GPU resumes bit for bit only with trainer.deterministic=true, which costs speed"))
     return "\n".join(lines)

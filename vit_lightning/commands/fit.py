@@ -231,7 +231,6 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             say(path.read_text(encoding="utf-8").strip())
     write_results(folder, results)
     print_summary(folder, results, data.further)
-    say(_stopped_early(trainer))
     end_in_wandb(run.wandb, results)
     return results
 
@@ -254,13 +253,6 @@ def _memory_note(run: Run) -> str:
     taken, free = ranks * training_bytes(*given), free_memory(device)
     text = f"a step takes about {in_bytes(taken)} of memory with AdamW, and {in_bytes(int(min(free, taken)))} are free"
     return row("note", f"{text} (give a smaller data.batch_size)") if taken > free else ""
-
-
-def _stopped_early(trainer: Trainer) -> str:
-    """Says which of Lightning's ``EarlyStopping`` ended the training, and why; else nothing."""
-    reasons = [one.stopping_reason_message for one in trainer.early_stopping_callbacks if one.stopping_reason.value]
-    ended = " ".join(str(reason).removesuffix(" Signaling Trainer to stop.") for reason in reasons)
-    return row("stopped", f"by EarlyStopping: {ended}") if reasons else ""
 
 
 def _test(run: Run, results: Results) -> Results:
