@@ -426,8 +426,8 @@ def _make_optimizer(network: nn.Module, config: OptimizerConfig, groups: list[di
         "adamw": lambda: FusedAdamW(groups, **adam) if fused else torch.optim.AdamW(groups, **adam),
         "adam": lambda: torch.optim.Adam(groups, **adam, fused=fused),
         "sgd": lambda: torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused),
-        "lamb": lambda: Lamb(groups, **adam),
-        "lion": lambda: Lion(groups, lr=lr, betas=config.betas or (0.9, 0.99)),
+        "lamb": lambda: Lamb(groups, adam),
+        "lion": lambda: Lion(groups, {"lr": lr, "betas": config.betas or (0.9, 0.99)}),
         "muon": lambda: MuonWithAdamW(groups, **adam, momentum=momentum, fused=fused),
     }
     own = config.make if isinstance(config, OwnOptimizerConfig) else None

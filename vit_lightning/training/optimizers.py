@@ -70,25 +70,7 @@ class Lamb(_Foreach):
     """LAMB: Adam's step with weight decay, scaled for each tensor to the norm of its weights (You et al. 2020).
 
     As in apex and timm, tensors of groups without weight decay take Adam's step as it is. Nothing is clipped here.
-
-    Args:
-        groups: parameter groups.
-        lr: learning rate, the norm of a step relative to that of the weights.
-        betas: decay rates of the two moments.
-        eps: epsilon.
-        weight_decay: weight decay, added to Adam's step before it is scaled.
     """
-
-    def __init__(
-        self,
-        groups: list[Group],
-        *,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         (beta1, beta2), decay = group["betas"], group["weight_decay"]
@@ -118,23 +100,7 @@ class Lion(_Foreach):
 
     Each weight changes by the same amount, so that Lion needs a learning rate 3 to 10 times smaller than AdamW's and a
     weight decay that many times larger (section 5 of the paper).
-
-    Args:
-        groups: parameter groups.
-        lr: learning rate.
-        betas: weight of the momentum in the step, and decay rate of the momentum.
-        weight_decay: decoupled weight decay.
     """
-
-    def __init__(
-        self,
-        groups: list[Group],
-        *,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         (step_beta, momentum_beta), lr = group["betas"], group["lr"]
