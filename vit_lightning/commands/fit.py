@@ -221,7 +221,6 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             else:
                 trainer.callbacks.append(Restored(checkpoint, best))  # type: ignore[attr-defined]
             results |= _test(run, results)
-    run.metrics.complete()
     results |= {"seconds": round(run.stopwatch.run_seconds, 3), "peak_memory_mb": peak_memory_mb()}
     if is_first():
         draw_curves(experiment, folder, results["best_step"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +137,10 @@ class ValidationPictures(Callback):
         table = rows[((rows[:, 1:3] >= 0) & (rows[:, 1:3] < classes)).all(dim=1)].numpy()  # a loss may ignore labels
         autoencoder = pl_module if isinstance(pl_module, MAE) and has_whole_weights(trainer) else None
         if (len(table) or autoencoder is not None) and is_first():
-            try:
-                if autoencoder is not None:
-                    self._draw_reconstructions(trainer, autoencoder)
-                else:
-                    self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
-            except OSError as fault:  # a full disk
-                warnings.warn(f"no pictures of the validation: {fault.strerror}", stacklevel=2)
+            if autoencoder is not None:
+                self._draw_reconstructions(trainer, autoencoder)
+            else:
+                self._write(trainer, pl_module, table[table[:, 0].argsort(kind="stable")])
 
     def _write(self, trainer: Trainer, pl_module: LightningModule, table: Array) -> None:
         epoch, step = trainer.current_epoch + 1, logged_steps(trainer)

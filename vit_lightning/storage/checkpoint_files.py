@@ -29,8 +29,6 @@ from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))
 DOWNLOADS = Path("data/checkpoints")
-FAILURES = 3
-"""Failed saves in a row after which training stops."""
 
 _UNREADABLE = (
     "a checkpoint of this run could not be loaded again, since it holds more than tensors and plain data "
@@ -43,7 +41,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     Lightning's own plugin writes to the temporary folder of the machine, may leave a truncated file if that is on
     another disk, and does not flush it. Here a new last checkpoint also renames the one before it to ``previous.ckpt``,
-    the first two files are read back before they are renamed, and a full disk ends training only if it stays full.
+    and the first two files are read back before they are renamed.
 
     A save packs the contents of the file in memory, and a thread writes them; what training on a GPU saves is copied to
     pinned memory by the GPU, for which nobody waits, and packed by the thread. Each save waits for the one before it.
@@ -54,11 +52,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.in_background = False
         """Whether a save returns before its file is written; ``finish`` then waits for it."""
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: tuple[Path, int, Future[None]] | None = None
-        self.failed_steps: set[int] = set()
-        """Steps in a row after which a save failed."""
-        self.lost: set[Path] = set()
-        """Files whose newest save failed."""
+        self._writing: tuple[Path, Future[None]] | None = None
         self._read_back: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -68,31 +62,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             checkpoint[key] = {name: value for name, value in checkpoint[key].items() if _is_plain(value)}
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         pack = _copied_by_gpu(checkpoint) if on_gpu else _packed_now(checkpoint)
-        writing = self._thread.submit(self._write, pack, target)
-        self._writing = target, checkpoint.get("global_step", 0), writing
+        self._writing = target, self._thread.submit(self._write, pack, target)
         if not self.in_background:
             self.finish()
 
     def finish(self) -> None:
-        """Waits for the file that is being written; warns if the disk does not take it.
+        """Waits for the file that is being written.
 
         Raises:
-            UserError: several saves in a row failed, or the file cannot be loaded again.
+            UserError: the disk does not take it, or the file cannot be loaded again.
         """
         if self._writing is None:
             return
-        target, step, writing = self._writing
+        target, writing = self._writing
         try:
             writing.result()
-            self.failed_steps = set()
-            self.lost.discard(target)
         except OSError as fault:
-            self.lost.add(target)
-            self.failed_steps.add(step)
-            text = f"{target} was not written ({fault.strerror or fault}); the file before it is intact"
-            if (failures := len(self.failed_steps)) >= FAILURES:
-                raise UserError(f"{text}. {failures} saves in a row failed: training stops") from fault
-            warnings.warn(f"{text}, and training continues", stacklevel=2)
+            text = f"{target} was not written ({fault.strerror or fault}); what was written before is intact"
+            raise UserError(f"{text}: make space, and resume the run") from fault
         finally:
             if writing.done():  # else a signal has ended the wait
                 self._writing = None

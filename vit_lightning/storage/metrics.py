@@ -12,9 +12,8 @@ import time
 import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from lightning.pytorch.loggers import CSVLogger, Logger
@@ -39,8 +38,7 @@ class MetricsFile(Logger):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
-        self._file: FileIO | None = None
-        self._pending = b""
+        self._file: BinaryIO | None = None
 
     @property
     def name(self) -> str:
@@ -59,23 +57,10 @@ class MetricsFile(Logger):
         numbers = {name: json_number(value) for name, value in metrics.items() if name != "epoch"}
         epoch = {"epoch": int(metrics["epoch"])} if "epoch" in metrics else {}
         row = {"step": step, **epoch, **numbers, "time": round(time.time(), 3)}
-        self._pending += json.dumps(row).encode() + b"\n"
-        try:
-            self.complete()
-        except OSError as fault:
-            warnings.warn(f"metrics.jsonl cannot be written now ({fault.strerror}), its rows are kept", stacklevel=3)
-
-    @rank_zero_only
-    def complete(self) -> None:
-        """Writes the rows that a full disk has not taken.
-
-        Raises:
-            OSError: it is still full.
-        """
-        if self._pending and self._file is None:
+        if self._file is None:
             self._file = open_lines(self.folder / "metrics.jsonl")
-        while self._file is not None and self._pending:
-            self._pending = self._pending[self._file.write(self._pending) :]
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
 
     @rank_zero_only
     def resume(self, step: int, *rows: Row | None) -> list[Row]:
@@ -96,10 +81,9 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        with contextlib.suppress(OSError):
-            self.complete()
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # of what a full disk has not taken
+                self._file.close()
             self._file = None
 
 
@@ -135,9 +119,9 @@ def _log_lost(logger: Logger, known: Sequence[Row], rows: Sequence[Row | None]) 
     return lost
 
 
-def open_lines(path: Path) -> FileIO:
+def open_lines(path: Path) -> BinaryIO:
     """Opens the file to append lines; ends a last line that a kill has truncated."""
-    file = path.open("a+b", buffering=0)
+    file = path.open("a+b")
     if file.tell() > 0:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":

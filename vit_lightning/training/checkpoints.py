@@ -75,12 +75,10 @@ class Checkpoints(Checkpoint):
         self.settings, self.config, self.guard = settings, config, guard
         self.best_score: float | None = None
         self.best_step = 0
-        self._saved_step = self._written_step = -1  # they differ while a disk is full
+        self._saved_step = -1
         self._validated_step = -1
         self._due = False
         self._writing: Path | None = None  # not yet known to be written
-        self._best_before: tuple[float | None, int] = None, 0  # if best.ckpt is not written
-        self._lost_step = 0  # of a better one that a disk has not taken
         self._finished = False
         self._norms: tuple[Any, list[Tensor]] = -1, []  # of the weights in the last file, and its step and mode
         self._is_measured = True  # else the metrics are of weights that have changed since
@@ -107,13 +105,10 @@ class Checkpoints(Checkpoint):
             trial = self.last.with_name(".trial.ckpt")
             try:
                 self._begin(trainer, trial)
-                written = self.finish(trainer)
+                self.finish(trainer)
             finally:
                 trainer.strategy.checkpoint_io.teardown()  # a signal may have ended the wait, but not the writing
                 trial.unlink(missing_ok=True)
-            if not written:  # a warning has said why; the cause tells fit to keep the run folder
-                text = f"{self.last.parent} cannot hold checkpoints: nothing of this run could be kept"
-                raise UserError(text) from OSError(f"{trial} was not written")
         detours.call_after_batches(trainer, lambda: self._end_batch(trainer))
 
     def _end_batch(self, trainer: Trainer) -> None:
@@ -170,9 +165,6 @@ class Checkpoints(Checkpoint):
         self._begin_last(trainer)
         self.finish(trainer)
         self._check_best(trainer)
-        if self._lost_step:
-            lost = f"that of step {self._lost_step} was better, and the disk did not take it"
-            warnings.warn(f"{self.best}: {lost}: what is tested is of step {self.best_step}", stacklevel=2)
 
     def _measure(self, trainer: Trainer, weights: list[Tensor]) -> None:
         """Forgets the best checkpoint if hooks of the end of training have changed what a checkpoint holds."""
@@ -202,7 +194,7 @@ class Checkpoints(Checkpoint):
         """Whether ``last.ckpt`` is that of this step."""
         if self._writing == self.last:
             self.finish(trainer)
-        return self._written_step == trainer.global_step
+        return self._saved_step == trainer.global_step
 
     def _save_best(self, trainer: Trainer) -> None:
         self.finish(trainer)
@@ -215,7 +207,6 @@ class Checkpoints(Checkpoint):
         sign = -1.0 if self.settings.mode == "min" else 1.0
         if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
             return
-        self._best_before = self.best_score, self.best_step
         self.best_score, self.best_step = score, trainer.global_step
         self._begin(trainer, self.best)
 
@@ -240,26 +231,18 @@ class Checkpoints(Checkpoint):
             plugin["in_background"] = False  # who else saves, such as a ModelCheckpoint, then has the file
         self._writing = path
 
-    def finish(self, trainer: Trainer) -> bool:
-        """Waits until the file that was begun is complete; returns whether it was written. All ranks call it at once.
+    def finish(self, trainer: Trainer) -> None:
+        """Waits until the file that was begun is complete. All ranks call it at once.
 
-        AtomicCheckpointIO warns of a full disk.
+        Raises:
+            UserError: the disk does not take it.
         """
-        path, self._writing = self._writing, None
-        if path is None:
-            return True
-        plugin, written = trainer.strategy.checkpoint_io, True
-        if isinstance(plugin, AtomicCheckpointIO):
-            plugin.finish()
-            written = bool(trainer.strategy.broadcast(path not in plugin.lost))  # only the first rank writes
-        if path == self.last and written:
-            self._written_step = self._saved_step
-        if path == self.best and not written:
-            self._lost_step = self.best_step
-            self.best_score, self.best_step = self._best_before
-        elif path == self.best:
-            self._lost_step = 0
-        return written
+        if self._writing is not None:
+            self._writing = None
+            plugin = trainer.strategy.checkpoint_io
+            if isinstance(plugin, AtomicCheckpointIO):
+                plugin.finish()
+            trainer.strategy.barrier()  # only the first rank writes
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.config
