@@ -66,7 +66,7 @@ def compile_module(
     for met in (torch.empty(0), nn.Parameter(torch.empty(0))):
         rearrange(met, "n -> n")  # einops keeps the types that it has met, on which the code depends
     as_one = device.type != "cpu" and ranks == 1
-    options = {"triton.cudagraphs": True} if replays else None
+    options: dict[str, Any] | None = {"triton.cudagraphs": True} if replays else None
     if isinstance(module, ViTClassifier):
         if as_one and type(module).training_step is ViTClassifier.training_step:
             step = torch.compile(module.step, backend=backend, options=options, dynamic=False)
