@@ -428,15 +428,6 @@ def test_parts_of_a_set_beside_a_table_of_labels_are_said(tmp_path):
     assert said in ImageFolder(root=tmp_path, image_size=8).notice
 
 
-def test_a_file_that_can_be_read_again_is_told_too(tmp_path):
-    """One that was still being written: its first reading gave no image, which nobody may take for one."""
-    Image.new("RGB", (8, 8)).save(tmp_path / "whole.png")
-    files = ImageFiles(class_names=["a"], image_size=8, centre_share=1.0, in_channels=3, mean=[0.5] * 3, std=[0.5] * 3)
-    files.files = [tmp_path / "whole.png"]
-    assert len(files.damage([0])) == 1
-    assert files.damage([]) == []
-
-
 @pytest.mark.parametrize(("largest", "said"), [(4095, 1), (65535, 0)])
 def test_images_of_12_bits_in_16_are_said_to_be_nearly_black(tmp_path, largest, said):
     """Sensors of 12 bits: of 256 levels 16 were left, and nothing told (pytorch-fid#62)."""

@@ -18,7 +18,7 @@ from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, o
 from vit_lightning.config.experiment import make_data
 from vit_lightning.config.own_files import also_search
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
+from vit_lightning.data.image_files import ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, named
 from vit_lightning.limits import at_least, refuse
@@ -56,7 +56,7 @@ def embed(
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
 
     Raises:
-        UserError: model or images are not there; or, after all others are written, the damaged images.
+        UserError: model or images are not there, or an image is damaged.
     """
     problems = [*at_least(1, batch_size=batch_size), *at_least(0, num_workers=num_workers)]
     if out is not None and out.exists():
@@ -82,22 +82,15 @@ def embed(
     if note := in_words(left_out) or data.notice:
         say(note)
     columns = _columns(model, data, blocks, split)
-    found, problems = {*columns["image"].tolist()}, list[str]()
-    if isinstance(data, ImageFiles):
-        problems = data.damage(row for row, file in enumerate(files) if str(file) not in found)
-    if len(columns["image"]):
-        content = io.BytesIO()
-        np.savez(content, **columns)  # type: ignore[arg-type]
-        with ExitStack() as stack:
-            parent = (source.run or Path("runs")) / "embed"
-            path = out or stack.enter_context(new_folder(None, parent, "")) / "embeddings.npz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content.getvalue())
-        count, width = columns["features"].shape
-        say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
-    if problems:
-        others = "; those of the others are written" if len(columns["image"]) else ""
-        raise UserError([f"{len(problems)} of {len(files)} images have no features{others}", *problems])
+    content = io.BytesIO()
+    np.savez(content, **columns)  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        parent = (source.run or Path("runs")) / "embed"
+        path = out or stack.enter_context(new_folder(None, parent, "")) / "embeddings.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.getvalue())
+    count, width = columns["features"].shape
+    say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
     return path
 
 
@@ -145,12 +138,11 @@ def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split)
     with tqdm(total=len(indices), desc="features", unit=" images", disable=None, leave=False) as bar:
         for batch in batches:
             pooled, *tokens = model.features(model.to_input(batch, data), blocks)
-            good = batch.labels != DAMAGED
             first = model.prefix_tokens
             found = [pooled, *(each[:, first:].mean(dim=1) for each in tokens)]
-            parts.append([each.float().cpu()[good] for each in found])
-            names += [str(name(index)) for index in batch.indices[good].tolist()]
-            labels += batch.labels[good].tolist()
+            parts.append([each.float().cpu() for each in found])
+            names += [str(name(index)) for index in batch.indices.tolist()]
+            labels += batch.labels.tolist()
             bar.update(len(batch.indices))
     keys = ["features", *(f"block_{number}" for number in blocks)]
     of_data = {} if isinstance(data, ImageFiles) else {"label": np.array(labels)}

@@ -20,7 +20,7 @@ from vit_lightning.config.networks import open_source
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
-from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images
+from vit_lightning.data.image_files import ImageFiles, find_images
 from vit_lightning.data.sampling import evaluation_requests
 from vit_lightning.errors import UserError, named
 from vit_lightning.inspect.maps import attention, relevance
@@ -239,13 +239,12 @@ class Model:
             return
         data = self.data(listed(images), batch_size=batch_size)
         dataset: Any = data.dataset("test")
-        labels: list[Tensor] = []
         # not by the loader, which would draw from the global random numbers
         for request in evaluation_requests(size=len(data.files), batch_size=batch_size, rank=0, ranks=1):
             batch = dataset.__getitems__(request)
-            labels.append(batch.labels)
+            if isinstance(batch, UserError):
+                raise batch
             yield [dataset.name(index) for index in request.indices], self.to_input(batch, data)
-        refuse(data.damage((torch.cat(labels) == DAMAGED).nonzero()[:, 0].tolist()))
 
     def _of_tensor(self, images: Tensor) -> Tensor:
         shape = "x".join(map(str, images.shape[1:]))

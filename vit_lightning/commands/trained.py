@@ -18,7 +18,7 @@ from vit_lightning.commands.load import Prediction, top_classes
 from vit_lightning.commands.module import Restored, compile_chosen, load_weights, make_module
 from vit_lightning.commands.session import Results, logged, make_trainer, measure_test, session
 from vit_lightning.config.experiment import Experiment
-from vit_lightning.data.image_files import DAMAGED, ImageFiles, find_images, in_words
+from vit_lightning.data.image_files import ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.figures.test_report import report_test, write_rows
@@ -126,7 +126,7 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
     Images are preprocessed like the test images of the run, whose data need not be there.
 
     Raises:
-        UserError: a path does not exist; or, after all others are predicted, the damaged images.
+        UserError: a path does not exist, or an image is damaged.
     """
     data = experiment.data
     assert isinstance(data, ImageFiles)
@@ -136,20 +136,14 @@ def predict_files(experiment: Experiment, top_k: int) -> None:
         say(in_words(left_out))
     with session(experiment, "predict") as folder:
         _, found = _run_network(experiment, folder, _one_device(experiment.trainer["devices"]))
-        good, bad = (rows.nonzero()[:, 0].tolist() for rows in (found["labels"] != DAMAGED, found["labels"] == DAMAGED))
-        names, probabilities = data.class_names, found["probabilities"]
-        predictions = [top_classes(str(files[row]), probabilities[row], names, top_k) for row in good]
+        each = zip(map(str, files), found["probabilities"], strict=True)
+        predictions = [top_classes(file, of_file, data.class_names, top_k) for file, of_file in each]
         path = folder / "predictions.csv"
-        if predictions:
-            _write(path, predictions)
+        _write(path, predictions)
     for file, classes, values in predictions if len(predictions) <= SHOWN_LINES else []:
         top = ", ".join(f"{name} {100 * value:.1f} %" for name, value in list(zip(classes, values, strict=True))[:3])
         say(f"{file}: {top}")
-    if predictions:
-        say(f"predictions of {counted(len(predictions), 'image')}: {path}")
-    if problems := data.damage(bad):
-        others = "; the predictions of the others are written" if predictions else ""
-        raise UserError([f"{len(problems)} of {len(files)} images have no prediction{others}", *problems])
+    say(f"predictions of {counted(len(predictions), 'image')}: {path}")
 
 
 def _run_network(experiment: Experiment, folder: Path, given: Mapping[str, Any]) -> tuple[Trainer, dict[str, Tensor]]:

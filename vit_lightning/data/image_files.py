@@ -30,7 +30,7 @@ from vit_lightning.data.image_set import (
 )
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, gathered
+from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
 from vit_lightning.sizes import pair
 
@@ -42,8 +42,6 @@ NO_FOLDERS = {
     r".*\.(np[yz]|h5|hdf5|mat|csv|pkl|pt|mdb|rec|tfrecords?)": "a Dataset of your own gives such images",
 }
 """Names of files that hold images as no class folders do, and the way out."""
-DAMAGED = -1
-"""Label of an image that could not be decoded."""
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
@@ -306,29 +304,16 @@ class ImageFiles(ImageData):
             gray=self.in_channels == 1,
         )
 
-    def damage(self, rows: Iterable[int]) -> list[str]:
-        """Returns what is wrong with files that got the label ``DAMAGED``: they are read again."""
-        dataset: Any = self.dataset("test")
-        problems: list[str] = []
-        for row in rows:
-            with gathered(problems):
-                dataset.pixels(row, None)
-                problems.append(f"{dataset.name(row)} could not be read at first, and can be now: try again")
-        return problems
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _Files(DecodedImages):
-    """Images without labels; a damaged one is white and has the label DAMAGED."""
+    """Images without labels, in colour or gray."""
 
     gray: bool = False
 
     def __getitems__(self, request: Request) -> Batch | UserError:
         def read(index: int, key: int | None) -> tuple[Pixels, int]:
-            try:
-                image = Image.fromarray(self.pixels(index, None))
-            except UserError:
-                return np.full((*self.image_size, 1 if self.gray else 3), 255, dtype=np.uint8), DAMAGED
+            image = Image.fromarray(self.pixels(index, None))
             return np.atleast_3d(np.asarray(image.convert("L") if self.gray else image)), 0
 
         return gather(request, (1 if self.gray else 3, *self.image_size), read)
