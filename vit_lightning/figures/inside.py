@@ -280,7 +280,7 @@ def _tokens(found: Survey) -> Figure:
 
 def _layers(found: Survey) -> Figure:
     figure, (axis,) = _panels(1)
-    shares = cka(found.samples, found.samples).numpy()
+    shares = cka(found.samples).numpy()
     extent = (0.5, len(shares) + 0.5, 0.5, len(shares) + 0.5)
     shown = axis.imshow(shares, vmin=0, vmax=1, origin="lower", extent=extent, cmap="magma")
     axis.set(xlabel="layer", ylabel="layer")

@@ -60,21 +60,15 @@ def effective_rank(tokens: Tensor) -> Tensor:
     return entropy.exp().where(gram.isfinite().flatten(-2).all(dim=-1), torch.nan)
 
 
-def cka(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> Tensor:
-    """Returns the similarity of layers by linear centred kernel alignment, (l, m), from 0 to 1 (Kornblith et al. 2019).
+def cka(features: Sequence[Tensor]) -> Tensor:
+    """Returns the similarity of layers by linear centred kernel alignment, (l, l), from 0 to 1 (Kornblith et al. 2019).
 
     Args:
-        first: features (N, e) of the same N tokens in each of l layers; e may differ.
-        second: features in m layers of another network; those of the first when not given.
+        features: features (N, e) of the same N tokens in each of l layers; e may differ.
     """
-    left = _centred_grams(first)
-    return left @ (left if second is None else _centred_grams(second)).T
-
-
-def _centred_grams(features: Sequence[Tensor]) -> Tensor:
-    """Returns the centred Gram matrices of the tokens as rows of length 1, (l, N N)."""
     centred = (rows - rows.mean(dim=0) for rows in features)
-    return torch.stack([F.normalize((rows @ rows.T).flatten(), dim=0) for rows in centred])
+    grams = torch.stack([F.normalize((rows @ rows.T).flatten(), dim=0) for rows in centred])
+    return grams @ grams.T
 
 
 def position_similarity(network: Any) -> Tensor | None:

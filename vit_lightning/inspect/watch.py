@@ -91,21 +91,13 @@ def watch(
     try:
         for module, *_ in states:
             module.training, module._compiled_call_impl = False, None
-        with calls if on_attention is not None and not _is_ours(modules) else contextlib.nullcontext():
+        with contextlib.nullcontext() if on_attention is None else calls:
             yield
     finally:
         for handle in handles:
             handle.remove()
         for module, training, compiled in states:
             module.training, module._compiled_call_impl = training, compiled
-
-
-def _is_ours(modules: Sequence[nn.Module]) -> bool:
-    """Whether all attention of modules is ``DotProductAttention``: the mode that sees others doubles a small pass."""
-    homes = ("vit_lightning.", "torch.nn.", "einops.")
-    return all(
-        type(each).__module__.startswith(homes) and not isinstance(each, nn.MultiheadAttention) for each in modules
-    )
 
 
 def _show_block(show: Any, number: int, block: nn.Module, given: Any, tokens: Any) -> None:
