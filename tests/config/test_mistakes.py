@@ -404,8 +404,8 @@ TOGETHER = {
     "fit digits.yaml --data.augment='[{class_path: Normalize, mean: [0.5], std: [0.5]}]'": (
         "data.augment.Normalize gets a uint8 tensor (c, H, W), normalised after it: TypeError: Input tensor"
     ),
-    "fit digits.yaml --data.augment='[{class_path: Resize, size: 4}]'": "Resize gives 1x4x4 ... must keep the size",
-    "fit digits.yaml --data.augment='[{class_path: ConvertImageDtype}]'": "gives float32 ... data.mean and data.std",
+    "fit digits.yaml --data.augment='[{class_path: Resize, size: 4}]'": "gives torch.uint8 (1, 4, 4) for ... (1, 8, 8)",
+    "fit digits.yaml --data.augment='[{class_path: ConvertImageDtype}]'": "gives torch.float32 ... data.mean",
     "fit digits.yaml --freeze=backbone --optimizer.name=muon": (
         "optimizer.name=muon: ViT has no trained matrices before its classifier (choose"
     ),

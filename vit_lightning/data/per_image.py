@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.data.batches import Batch, Request
+from vit_lightning.data.batches import Batch, Request, in_words
 from vit_lightning.errors import UserError, named
 from vit_lightning.random_keys import mix
 
@@ -57,14 +57,9 @@ class PerImage(Augmentation):
     def _changed(self, image: Tensor) -> Tensor:
         with named(f"augment.{self.name} gets a uint8 tensor (c, H, W), normalised after it: ", others=True):
             changed = self.transform(image)
-        if not isinstance(changed, Tensor):
-            raise UserError(f"augment.{self.name} gives {type(changed).__name__}, not a tensor (c, H, W) of uint8")
-        if changed.dtype != torch.uint8:
-            text = f"augment.{self.name} gives {str(changed.dtype).removeprefix('torch.')} in place of uint8"
-            raise UserError(f"{text} (leave it out: images are normalised after it, by data.mean and data.std)")
-        if changed.shape != image.shape:
-            shapes = ["x".join(map(str, tensor.shape)) for tensor in (changed, image)]
-            raise UserError(f"augment.{self.name} gives {shapes[0]} for an image of {shapes[1]}: it must keep the size")
+        if not isinstance(changed, Tensor) or (changed.dtype, changed.shape) != (image.dtype, image.shape):
+            both = f"augment.{self.name} gives {in_words(changed)} for {in_words(image)}"
+            raise UserError(f"{both}: it must keep size and type (data.mean and data.std normalise after it)")
         return changed
 
 
