@@ -16,7 +16,7 @@ from typing import Any
 
 import vit_lightning
 from vit_lightning.errors import UserError
-from vit_lightning.limits import near
+from vit_lightning.spelling import near
 from vit_lightning.storage.parsing import at_home, parse_yaml
 
 Config = dict[str, Any]

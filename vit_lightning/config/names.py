@@ -10,7 +10,7 @@ from typing import Any
 import vit_lightning
 from vit_lightning.config.own_files import imported, searched, searched_modules
 from vit_lightning.errors import UserError
-from vit_lightning.limits import near
+from vit_lightning.spelling import near
 
 HOMES = {
     "Callback": "lightning.pytorch.callbacks",

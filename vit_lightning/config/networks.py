@@ -26,9 +26,10 @@ from vit_lightning.config.signatures import Part, signature_of
 from vit_lightning.config.typed import Place, Reader, of_option
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError
-from vit_lightning.limits import near, refuse
+from vit_lightning.limits import refuse
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
+from vit_lightning.spelling import near
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.training.losses import Teacher
@@ -250,9 +251,6 @@ def part_of_module(reader: Reader, config: Config, facts: Mapping[str, Any] | No
     for fact in [fact for fact in FACTS if fact in filled and fact in arguments]:
         value = arguments.pop(fact)
         reader.problems += unlike_data("module", fact, value, facts[fact]) if facts is not None else []
-    if "network" in arguments and "network" in filled:
-        del arguments["network"]
-        reader.problems.append("module.network: it is the network of model (give one of the two)")
     if "network" in filled and config.get("model") is None:
         hint = "give model, such as {preset: Ti/4}"
         reader.problems.append(f"model is missing: module.class_path={name} takes a network ({hint})")

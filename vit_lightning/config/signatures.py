@@ -80,13 +80,13 @@ def called_with(function: Callable[..., Any]) -> Any:
 def _read(target: Any, leading: int) -> Signature:
     found: dict[str, Option] = {}
     passed_on = False
-    for call, scope in _calls(target):
+    for call in _calls(target):
         try:
             parameters = list(inspect.signature(call).parameters.values())
         except (ValueError, TypeError):  # of a class in C
             break
         parameters = parameters[1:] if inspect.isclass(target) and call is not target else parameters
-        hints, made = _hints(scope), _made_defaults(target)
+        hints, made = _hints(call), _made_defaults(target)
         named = [parameter for parameter in parameters if parameter.kind in _NAMED][0 if passed_on else leading :]
         for parameter in named:
             kind = hints.get(parameter.name, Any)
@@ -126,19 +126,19 @@ def _made_defaults(target: Any) -> dict[str, Any]:
     return {item.name: item.default_factory() for item in own if item.default_factory is not MISSING}
 
 
-def _calls(target: Callable[..., Any]) -> Iterator[tuple[Callable[..., Any], Any]]:
-    """Yields what is called, one behind the other where it passes arguments on, and whose type hints it has."""
+def _calls(target: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yields what is called, one behind the other where it passes arguments on."""
     if not inspect.isclass(target):
-        yield target, target
+        yield target
         return
     for base in target.__mro__:
         made = vars(base).get("__init__")
         if base is object or f"{base.__module__}.{base.__name__}" == "torch.nn.modules.module.Module":
             break
         if made is not None:
-            yield made, made
+            yield made
     if target.__init__ is object.__init__:  # a named tuple, or a class without arguments
-        yield target, target
+        yield target
 
 
 def _hints(target: Any) -> dict[str, Any]:

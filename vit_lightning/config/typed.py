@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 import types
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import timedelta
@@ -30,7 +30,7 @@ from vit_lightning.config.names import HOMES, can_be_class, find_class, full_nam
 from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import REQUIRED, Numbers, Option, Part, Signature, factory, itself, signature_of
 from vit_lightning.errors import UserError, gathered, one_line
-from vit_lightning.limits import meant, near
+from vit_lightning.spelling import meant, near, shown, unknown
 from vit_lightning.storage.parsing import parse_yaml
 
 T = TypeVar("T")
@@ -399,26 +399,9 @@ class Reader:
         return target if is_there else self.refused(f"{key} is not there{hint_of_class(named, base, home)}")
 
 
-def shown(value: Any) -> str:
-    """Returns a value as a problem names it."""
-    return "null" if value is None else str(value)
-
-
-def unknown(name: str, value: Any, prefix: str, known: Collection[str], likely: Sequence[str] | None = None) -> str:
-    """Returns the problem of an option that is not there, and whose likely name may be known."""
-    if ":" in name:
-        return f"{prefix}{name}: written {{key: value}} in a config, with a space, and --key=value as a flag"
-    given = "" if isinstance(value, dict | list) else f"={shown(value)}"
-    likely = near(name, known, 0.5) if likely is None else likely
-    hint = f"did you mean {prefix}{likely[0]}?" if likely else f"choose {', '.join(known)}"
-    return f"{prefix}{name}{given}: there is no such option{f' ({hint})' if known else ''}"
-
-
 def default_of(option: Option) -> Any:
     """Returns the default of an option as a reader returns values: a class as a part with its own defaults."""
     default = option.default
-    if is_group(type(default)):
-        return Part(type(default), {name: getattr(default, name) for name in signature_of(type(default)).options})
     if inspect.isclass(default) or inspect.isfunction(default):
         for place in filter(None, (place_of(kind) for kind in members(option.kind) if kind not in PLAIN)):
             options = signature_of(default, place.leading or 0).options.values()

@@ -23,8 +23,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from vit_lightning.errors import CannotResume, UserError, first_line, gathered, named
-from vit_lightning.limits import near
 from vit_lightning.notation import counted
+from vit_lightning.spelling import near
 from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))

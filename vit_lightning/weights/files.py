@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.errors import UserError, first_line, reading
-from vit_lightning.limits import meant
+from vit_lightning.spelling import meant
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     DOWNLOADS,

@@ -13,7 +13,8 @@ from einops import EinopsError, rearrange
 from torch import Tensor
 
 from vit_lightning.errors import UserError, gathered
-from vit_lightning.limits import meant, refuse
+from vit_lightning.limits import refuse
+from vit_lightning.spelling import meant
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.options import OPTIONS, PATCHES, Options, Shapes
 
