@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
+from numbers import Number
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
@@ -43,6 +44,7 @@ READ: list[tuple[Any, Any, Any]] = [
     (Union[str, int], "auto", "auto"),  # noqa: UP007
     (int | float, "0.5", 0.5),
     (float | int, "1", 1),  # Optional[Union[int, float]] may be given in either order
+    (Number | None, "0.5", 0.5),  # as torchvision's transforms have it
     (Literal["a", 2], "2", 2),
     (bool | Literal["warn"], "warn", "warn"),
     (list[float], [1, "2"], [1.0, 2.0]),

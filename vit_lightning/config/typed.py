@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections.abc
 import inspect
 import math
-import numbers
 import operator
 import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
@@ -19,6 +18,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
 from functools import partial
+from numbers import Number
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, is_typeddict
 
@@ -59,7 +59,7 @@ OTHER_LIGHTNING = (
 LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 PLAIN: dict[Any, str] = {int: "an int", float: "a finite float", bool: "true or false", str: "a string", Path: "a path"}
-PLAIN |= {timedelta: "a time such as 1:30:00", type(None): "null"}
+PLAIN |= {timedelta: "a time such as 1:30:00", type(None): "null", Number: "a number"}
 """Plain types, and the words for them."""
 
 
@@ -239,7 +239,6 @@ class Reader:
             path: dotted key that it has in a config.
             default: default of the option, whose class need not be named.
         """
-        kind = int | float if kind is numbers.Number else kind  # as torchvision's transforms have it
         try:
             return self._read(kind, given, path, default)
         except OtherType:
@@ -252,6 +251,7 @@ class Reader:
 
     def _read(self, kind: Any, given: Any, path: str, default: Any) -> Any:
         """Returns a value as one of a type; raises OtherType if it is none, where ``value`` adds a problem."""
+        kind = int | float if kind is Number else kind  # as torchvision's transforms have it
         origin, parts = get_origin(kind) or kind, get_args(kind)
         if origin is Annotated:
             return self._read(parts[0], given, path, default)
