@@ -136,13 +136,6 @@ class Model:
         self.prefix_tokens = int(getattr(self.network, "prefix_tokens", getattr(self.network, "num_prefix_tokens", 0)))
         """Number of tokens before the patches."""
 
-    def __repr__(self) -> str:
-        number = len(self.class_names or ()) or getattr(self.network, "num_classes", None)
-        names = ", ".join((self.class_names or [])[:5]) + ", ..." * (len(self.class_names or ()) > 5)
-        size = "x".join(map(str, self.image_size or ("?", "?")))
-        classes = "" if number is None else f", {number:,} classes" + f": {names}" * bool(names)
-        return f"<{type(self.network).__name__} from {self.place}, images {self.in_channels}x{size}{classes}>"
-
     def predict(self, images: Images, *, top_k: int = 5, batch_size: int = 64) -> list[Prediction]:
         """Returns the ``top_k`` most likely classes of each image, in the order given; in a folder sorted by name."""
         refuse(at_least(1, top_k=top_k))
