@@ -78,18 +78,6 @@ def test_gates_of_heads_are_one_number_for_each(kind):
         kind(12, 3, gate="head")
 
 
-def test_registers_are_rotated_as_a_square_of_their_own():
-    """As complex numbers, of which ViT-5 multiplies the first half by the row, the second by the column."""
-    heads = randn(2, 3, 1 + 4 + 6, 8)
-    ours = RotaryPositions((2, 3), 8, 5, temperature=1e4, registers=4, register_temperature=100.0).double()
-    numbers = torch.view_as_complex(heads.unflatten(-1, (4, 2)).clone())
-    places = [(y, x, 100.0) for y in range(2) for x in range(2)] + [(y, x, 1e4) for y in range(2) for x in range(3)]
-    for token, (y, x, base) in enumerate(places, start=1):
-        angles = torch.tensor([y, y * base**-0.5, x, x * base**-0.5], dtype=torch.float64)
-        numbers[:, :, token] *= torch.polar(torch.ones(4, dtype=torch.float64), angles)
-    torch.testing.assert_close(ours(heads), torch.view_as_real(numbers).flatten(-2), rtol=0, atol=1e-12)
-
-
 def test_vit_tells_rotary_attention_its_registers():
     attention = partial(RotaryAttention, register_temperature=100.0)
     network = vit(register_tokens=4, attention=attention)
@@ -97,14 +85,6 @@ def test_vit_tells_rotary_attention_its_registers():
         network.set_image_size(size)
         positions = network.encoder[0].attention.fn.attention.positions
         assert (positions.prefix_tokens, len(positions.table[0])) == (1, 4 + size[0] * size[1] // 16)
-
-
-def test_the_places_of_rotary_attention_are_told_apart():
-    network = randomise(vit(register_tokens=2)).double().eval()
-    assert not any("positions" in name for name in network.state_dict())
-    assert [block.attention.fn.attention.positions.prefix_tokens for block in network.encoder] == [3, 3]
-    batch = randn(2, 3, 8, 12)
-    assert not torch.allclose(network(batch), network(batch.roll(4, dims=-1)), atol=1e-4)
 
 
 def test_rotary_angles_are_exact_in_float64_and_kept_in_bfloat16():

@@ -4,7 +4,6 @@ import torch
 
 from vit_lightning.errors import UserError
 from vit_lightning.models.positions import (
-    LearnedPatchPositions,
     LearnedPositions,
     RotaryPositions,
     SinCos2dPositions,
@@ -68,15 +67,3 @@ def test_rotary_positions_refuse_what_gives_no_table_or_is_not_used():
         RotaryPositions((2, 2), 8, temperature=0.0)
     with pytest.raises(UserError, match=r"max_resolution=4.0 must be left out with centred=true"):
         RotaryPositions((2, 2), 8, max_resolution=4.0, centred=True)
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_positions_of_patches_leave_the_tokens_before_them_alone(prefix):
-    positions = LearnedPatchPositions((2, 3), 8, prefix)
-    assert positions.table.shape == (1, 6, 8)
-    with torch.no_grad():
-        positions.table.normal_()
-    tokens = torch.randn(2, prefix + 6, 8)
-    out = positions(tokens)
-    assert torch.equal(out[:, :prefix], tokens[:, :prefix])
-    torch.testing.assert_close(out[:, prefix:], tokens[:, prefix:] + positions.table)
