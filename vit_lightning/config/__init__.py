@@ -12,8 +12,9 @@ The files in the order in which a value passes them:
 - ``merge``: these, files and flags as one plain mapping.
 - ``build``: the experiment of that mapping, on one page: a function reads each group, ``images`` the data.
 - ``options``: the options that belong to us, each declared once.
-- ``typed``: plain values as the types of options, which ``signatures`` reads; a class by its ``names``, also in
-  ``own_files`` beside the config; ``adapters``: classes of others in the place of ours.
+- ``signatures``: the options of a class or function, and a ``Part``, which is one with its arguments.
+- ``typed``: plain values as the types of options; a class by its ``names``, also in ``own_files`` beside the config;
+  ``adapters``: classes of others in the place of ours.
 - ``networks``: network and LightningModule. Size, channels and classes of the data reach them as arguments that a
   config may only confirm; ``model.*`` are the network's own, so that the config in a checkpoint rebuilds the network
   without the trainer.

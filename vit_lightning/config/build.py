@@ -68,8 +68,8 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     refuse(reader.problems)
     assert module is not None
     assert data is not None or general["print_config"]
-    general |= {"experiment": general["experiment"] or "run", "metrics": [item.plain for item in metrics] or None}
-    written = {name: general[name] for name in signature_of(ConfigOptions).options}
+    written = {name: general.get(name) for name in signature_of(ConfigOptions).options}
+    written |= {"experiment": general["experiment"] or "run", "metrics": [item.plain for item in metrics] or None}
     written |= {"module": module if module.name else None, "model": network, "data": data_part}
     written |= {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in parts.items()}
     return Experiment(

@@ -212,7 +212,7 @@ class Reader:
         likely = {name: near(name, options, 0.5 if self.complete else 0.7)[:1] for name in given}
         far = [name for name, found in likely.items() if not found and ":" not in name]
         if not of or (self.complete and len(far) == 1):
-            far = []
+            far = []  # they are told one by one
         elif far and self.complete:
             hint = "options of another class need its name: class_path: my.Class"
             self.problems.append(f"{path}: {of} has no {', '.join(far)} ({hint})")
