@@ -170,7 +170,7 @@ FILES = {
     "fit images.yaml --data.rot=good": "data.rot=good: there is no such option (did you mean data.root?)",
     "fit images.yaml --data.root=nowhere": "data.root=nowhere is not a folder",
     "fit images.yaml --data.root=flat": "data.root=flat ... two folders, one for each class, found 0",
-    "fit images.yaml --data.root=hollow": "hollow/train/b holds no images",
+    "fit images.yaml --data.root=hollow": "no images in hollow/train/b: remove such folders",
     "fit images.yaml --data.root=extra": "extra/val/z is a class that is not in training (move it away; images without",
 }
 KEYS = {
@@ -227,6 +227,10 @@ KEYS = {
         "model: vit_lightning.ViT has no model_name, lr (options of another class need its name: class_path: my.Class)",
         "early_stopping: there is no such option (in trainer.callbacks: [{class_path: EarlyStopping, ...}])",
         "model.patch_size=16 is larger than image_size=8",
+    ],
+    "fit --model='{width: 24, lr: 0.1, patch_size: 4}' --data='{root: y, n_test: 0, batch_size: 16}'": [
+        "data: vit_lightning.Digits has no root, n_test (options of another class need its name: class_path: my.Class",
+        "model: vit_lightning.ViT has no width, lr (options of another class need its name: class_path: my.Class)",
     ],
     "fit --model.patch_size=4 --data='{split_sed: 1, foo: 2, qux: 3, batch_size: abc}'": [
         "data: vit_lightning.Digits has no foo, qux (options of another class need its name: class_path: my.Class)",

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import BasePredictionWriter
 from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -95,6 +96,19 @@ class Trained(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), 0.1)
+
+
+class Tensors(Trained):
+    def predict_step(self, batch, batch_idx):
+        return self.layer(batch[0].flatten(1)).softmax(1)
+
+
+class Writer(BasePredictionWriter):
+    def __init__(self, write_interval: str = "epoch"):
+        super().__init__(write_interval)
+
+    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
+        torch.save(torch.cat(predictions), "written.pt")
 
 
 class Chunks(Module):

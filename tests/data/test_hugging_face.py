@@ -439,10 +439,21 @@ def test_labels_of_lists_are_read_as_text(tmp_path, labels):
         for name in names:
             Image.new("RGB", (8, 8)).save(tmp_path / split / name)
         listed = [f"{name},{name.partition('_')[0]}" for name in names]
-        (tmp_path / split / "metadata.csv").write_text("\n".join(["file_name,label", *listed]) + "\n")
+        text = "\n".join(["file_name,label", *listed]) + "\n"
+        (tmp_path / split / "metadata.csv").write_text(text.replace(",", ";") if split == "test" else text)
     data = of(tmp_path, tmp_path, val_share=0.2)
     assert data.class_names == list(labels)
     assert data.source_splits()["test"].labels == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("file_name,label\na.png,Käfer\n", "must be UTF-8: UnicodeD"), ("image\na.png\n", "has no column")],
+)
+def test_a_list_that_cannot_be_read_is_named(tmp_path, text, problem):
+    (tmp_path / "metadata.csv").write_text(text, encoding="cp1252")
+    with pytest.raises(UserError, match=f"^path={tmp_path}/metadata.csv {problem}"):
+        of(tmp_path, tmp_path).check()
 
 
 @pytest.mark.parametrize(("kind", "missing"), [(".csv", "-1"), (".csv", ""), (".parquet", -1), (".parquet", None)])

@@ -121,14 +121,11 @@ def write_tree(root: Path, tree: dict[str, int | str]) -> Path:
     [
         (
             {**TRAIN, "train/ant/a.heic": "none", "train/ant/b.heic": "none", "train/bee": 0},
-            [
-                r"/train/ant holds no images \(left out 2 .heic\): remove it, or put images there \(.apng, ",
-                "/train/bee holds no images: remove it, or put images there",
-            ],
+            [r"no images in .*/ant, .*/bee \(left out 2 .heic: .*DatasetFolder with .*\): .* images there \(.apng, "],
         ),
         (  # CUB-200-2011: SHI-Labs#5, cs-kd#5
             {"images/001.albatross": 2, "images/002.auklet": 2, "attributes": 0},
-            [r"attributes holds no images.*\(is data.root=.*/images meant\?\)$"],
+            [r"no images in .*attributes: .*\(is data.root=.*/images meant\?\)$"],
         ),
         ({"photos.zip": "none", "more.tar.gz": "none"}, [r"found 0 \(more\.tar\.gz, photos\.zip: unpack first\)"]),
         ({"a.h5": "none"}, [r"found 0 \(a\.h5: a Dataset of your own gives such images\)"]),

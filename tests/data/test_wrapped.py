@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,6 +59,24 @@ def test_images_to_predict_are_those_of_predict_dataloader_or_else_of_the_test(k
     assert main(["predict", f"--ckpt={run}", "--trust", "--out=predicted"]) == 0
     lines = Path("predicted", "predictions.csv").read_text().splitlines()[1:]
     assert [line.split(",")[1] for line in lines] == ([str(load_digits().target[row]) for row in rows] or [""] * 20)
+
+
+@pytest.mark.parametrize(("writer", "code"), [(["--trainer.callbacks=my_scans.Writer"], 0), ([], 2)])
+def test_tensors_that_a_writer_of_lightning_has_written_are_predictions(writer, code, own, capsys):
+    flags = [flag for flag in FLAGS if "--model" not in flag] + ["--module=my_scans.Tensors", *writer, "--out=run"]
+    assert main(["fit", *flags, "--data=my_scans.Predicted"]) == 0
+    assert main(["predict", "--ckpt=run", "--trust", "--out=predicted"]) == code
+    assert Path("written.pt").exists() == (not code)
+    assert code or torch.load("written.pt").shape == (20, 10)
+    assert main(["predict", "own.png", "--ckpt=run", "--trust"]) == 2
+    assert "(without any, those of predict_dataloader or else of the test are predicted)" in capsys.readouterr().err
+
+
+def test_images_that_ranks_validate_twice_are_named(own):
+    data = resolve([*FLAGS, "--data=my_scans.Module"]).data
+    assert "ranks" not in data.notice
+    data.trainer = SimpleNamespace(world_size=2)
+    assert "; 2 ranks may validate an image twice (validate --ckpt RUN --trainer.devices=1 does not)" in data.notice
 
 
 @pytest.mark.parametrize("kind", ["Unvalidated", "Drawn"])

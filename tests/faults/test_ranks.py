@@ -130,6 +130,7 @@ def test_what_a_module_of_the_users_logs_is_that_of_all_ranks(tmp_path):
     assert results["test/acc"] == pytest.approx(results["test/metric"]) == results["test/synced"]
     assert results["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert results["val/acc"] == pytest.approx(results["val/right"] / 143) == results["val/metric"]
+    assert results["val/synced"] == pytest.approx(results["val/metric"]), "143 images are 72 and 71"
     assert results["test/most"] == 359.0
     assert (results["test/of_first_alone"], results["val/rank"]) == (3.0, 0.5)
     assert "sync_dist" not in harness.log(tmp_path)

@@ -3,7 +3,7 @@
 import os
 import random
 import signal
-from collections import deque
+from collections import defaultdict, deque
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ class Stateless(Callback):
     """Remembers things of many kinds in attributes, and acts on weights by each."""
 
     def __init__(self):
-        self.count, self.recent, self.table, self.means = 0, [], np.zeros(2), {"mean": None}
+        self.count, self.recent, self.table = 0, deque(maxlen=3), np.zeros(2)
+        self.means = defaultdict(lambda: None)
 
     def on_train_start(self, trainer, pl_module):
         self.start = [weight.detach().clone() for weight in pl_module.parameters()]
@@ -46,7 +47,7 @@ class Stateless(Callback):
         self.count += 1
         self.table[self.count % 2] += 1
         self.recent.append(float(next(pl_module.parameters()).sum()))
-        self.means["mean"] = np.mean(self.recent[-3:])
+        self.means["mean"] = np.mean(self.recent)
         if self.count % 2:
             scale(pl_module, 1 - 1e-3 * (abs(self.means["mean"]) + self.table[0]))
             with torch.no_grad():
@@ -136,7 +137,7 @@ class Noisy(Callback):
 class Opaque(Callback):
     def __init__(self):
         self.draw, self.numbers, self.torchs = random.Random(0), np.random.RandomState(0), torch.Generator()
-        self.recent, self.mean = deque(maxlen=3), Mean()
+        self.recent, self.mean = [deque(maxlen=3)], Mean()
         self.constant, self.plain = (scale, Mean, self.setup), [1.0, {"a": torch.ones(1)}]
 
 

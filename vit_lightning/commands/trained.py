@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from vit_lightning.commands.console import row, say, stage_lines
@@ -109,6 +110,9 @@ def predict_test_images(experiment: Experiment) -> None:
     with session(experiment, "predict") as folder:
         path = folder / "predictions.csv"
         trainer, found = _run_network(experiment, folder, {})
+        if not found:
+            say("predictions are those that a BasePredictionWriter has written")
+            return
         values, tops = found["probabilities"].double().max(dim=1)
         # else in the order in which Lightning shares the images out to the ranks
         indices = found.get("indices", torch.arange(len(tops)) * trainer.world_size + trainer.global_rank)
@@ -151,10 +155,11 @@ def _run_network(experiment: Experiment, folder: Path, given: Mapping[str, Any])
     module, _, restored = load_trained(experiment)
     trainer = make_trainer(experiment.make_trainer_arguments({"logger": False, **given}), folder, restored, [])
     batches: list[Any] = trainer.predict(module, datamodule=experiment.data) or []
-    if other := next((type(batch).__name__ for batch in batches if not isinstance(batch, Mapping)), None):
+    other = next((type(batch).__name__ for batch in batches if not isinstance(batch, Mapping)), None)
+    if other and not any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         way_out = "leave it out, for the softmax of forward, or use Lightning's Trainer.predict"
         raise UserError(f"predict_step of {type(module).__name__} returns {other} ({way_out})")
-    return trainer, {name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]}
+    return trainer, {name: torch.cat([one[name] for one in batches]).cpu() for name in (() if other else batches[0])}
 
 
 def _one_device(devices: Any) -> dict[str, Any]:

@@ -209,9 +209,9 @@ class Reader:
         self, options: Mapping[str, Option], given: Mapping[str, Any], path: str, of: str
     ) -> Mapping[str, Any]:
         """Refuses what are no options; returns them by the names of those that they are near to."""
-        likely = {name: near(name, options, 0.5 if self.complete else 0.7)[:1] for name in given}
+        likely = {name: near(name, options, 0.5 if self.complete and len(given) == 1 else 0.7)[:1] for name in given}
         far = [name for name, found in likely.items() if not found and ":" not in name]
-        if not of or (self.complete and len(far) == 1):
+        if not of or (self.complete and len(given) == 1):
             far = []  # they are told one by one
         elif far and self.complete:
             hint = "options of another class need its name: class_path: my.Class"

@@ -12,7 +12,7 @@ from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, taken_by_a_part, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, reading
+from vit_lightning.errors import UserError, named, reading
 from vit_lightning.limits import refuse
 
 FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
@@ -206,11 +206,14 @@ class HuggingFaceSet(ImageSet):
         for file in files:
             if file.suffix == ".csv":  # in which NA may be a class
                 as_text = {self.label_column: str}  # 1 and x of one file are classes as 1 of another
-                table = datasets.Dataset.from_csv(escape(str(file)), keep_default_na=False, converters=as_text, **cache)
+                with named(f"path={file} must be UTF-8: ", others=True):
+                    head = file.read_text("utf-8").partition("\n")[0]
+                more = {"sep": ";" if ";" in head and "," not in head else ",", "converters": as_text, **cache}
+                table = datasets.Dataset.from_csv(escape(str(file)), keep_default_na=False, **more)
             else:
                 table = datasets.Dataset.from_json(escape(str(file)), **cache)
             if "file_name" not in table.features:
-                raise UserError(f"{file} has no column file_name (it has {', '.join(table.features)})")
+                raise UserError(f"path={file} has no column file_name (it has {', '.join(table.features)})")
             rows += [{**row, self.image_column: str(file.parent / row["file_name"])} for row in table.to_list()]
         paths = {n: Path(row[self.image_column]).relative_to(self.path).with_name("_") for n, row in enumerate(rows)}
         return {

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vit_lightning.classes import SHOWN, in_order, one_form
+from vit_lightning.classes import SHOWN, in_order, listed, one_form
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
 from vit_lightning.data.decoding import Interpolation, is_image, suffixes
@@ -42,6 +42,7 @@ NO_FOLDERS = {
     r".*\.(np[yz]|h5|hdf5|mat|csv|pkl|pt|mdb|rec|tfrecords?)": "a Dataset of your own gives such images",
 }
 """Names of files that hold images as no class folders do, and the way out."""
+OTHER_FILES = "a Dataset of your own reads them, or torchvision.datasets.DatasetFolder with loader and extensions"
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
@@ -203,18 +204,20 @@ class ImageFolder(ImageSet):
 
     def check(self) -> None:
         """Checks that each class has training images, and that the other splits have no further classes."""
-        names, problems = self.class_names, []
+        names, problems, empty, left_out, meant = self.class_names, [], list[Path](), Counter[str](), ""
         for folder in self._folders.values():
             for name, places in _class_folders(folder).items():
-                left_out: Counter[str] = Counter()
                 if name not in names:
                     way_out = f"move it away; images without labels: lightning predict --ckpt RUN {folder}"
                     problems.append(f"root={self.root}: {places[0]} is a class that is not in training ({way_out})")
-                elif not any(image for place in places for image in images_in(place, left_out)):
-                    other = f" ({in_words(left_out)})" if left_out else ""
+                elif not any(image for place in places for image in images_in(place)):
+                    empty.append(places[0])
+                    next(images_in(places[0], left_out), None)
                     meant = self._meant(folder, filter(tells_nothing, names))
-                    way_out = f"remove it, or put images there ({', '.join(sorted(suffixes()))}){meant}"
-                    problems.append(f"root={self.root}: {places[0]} holds no images{other}: {way_out}")
+        if empty:
+            other = f" ({in_words(left_out)}: {OTHER_FILES})" if left_out else ""
+            way_out = f"remove such folders, or put images there ({', '.join(sorted(suffixes()))}){meant}"
+            problems.append(f"root={self.root}: no images in {listed([*map(str, empty)])}{other}: {way_out}")
         refuse(problems)
 
     @cached_property
@@ -327,8 +330,9 @@ def data_of_files(ckpt: str, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the ``data`` of a config that reads image files in place of the data that a checkpoint was trained on."""
     view = checkpoint.get("test_view") or {}
     if "mean" not in view:
-        way_out = " (--config='{mean: ..., std: ...}' gives it)" * ("centre_share" in view)  # weights of others
-        raise UserError(f"ckpt={ckpt} has no description of its test images: no image files can be given{way_out}")
+        own = "without any, those of predict_dataloader or else of the test are predicted"
+        way_out = "--config='{mean: ..., std: ...}' gives it" if "centre_share" in view else own  # weights of others
+        raise UserError(f"ckpt={ckpt} has no description of its test images: no image files can be given ({way_out})")
     return {**view, "class_path": "vit_lightning.ImageFiles"}
 
 

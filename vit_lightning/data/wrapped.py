@@ -327,10 +327,13 @@ class WrappedDataModule(ImageData):
 
     @property
     def notice(self) -> str:
-        return (
+        ranks = 1 if self.trainer is None else self.trainer.world_size
+        twice = f"; {ranks} ranks may validate an image twice (validate --ckpt RUN --trainer.devices=1 does not)"
+        said = (
             f"{name_of(self.module)} is used as it is: no augmentation, mixing or normalisation of ours, no check that "
             "a resumed run has the same images, and a run that is resumed inside an epoch is not bit-identical"
         )
+        return said + twice * (ranks > 1)
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         raise UserError(f"data.{self.title}: single images of a LightningDataModule cannot be read")

@@ -185,14 +185,17 @@ def log_over_ranks(trainer: Trainer) -> None:
 
 
 def _join_ranks(trainer: Trainer, results: Any) -> None:
-    """Gives all numbers of an epoch that Lightning does not reduce the value of all ranks; all call it at once."""
+    """Gives all numbers of an epoch the value of all ranks, which all call it at once.
+
+    Also those with ``sync_dist``: Lightning takes the mean of the ranks' batch sizes, as a whole number.
+    """
     if trainer.world_size == 1 or results is None:
         return
     own = {
         key: (entry.value.cpu(), getattr(entry, "cumulated_batch_size", torch.tensor(1)).cpu())
         for key, entry in results.items()
         if entry.is_tensor and entry.meta.on_epoch and not entry.has_reset
-        if not (entry.meta.sync.should or entry.meta.sync.rank_zero_only)
+        if not entry.meta.sync.rank_zero_only
     }
     ranks: list[Any] = [None] * trainer.world_size
     torch.distributed.all_gather_object(ranks, own)

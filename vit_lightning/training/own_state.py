@@ -6,6 +6,7 @@ import functools
 import pickle
 import sys
 import warnings
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import PurePath
@@ -32,6 +33,7 @@ CANNOT_RESUME: dict[type[Callback], str] = {
 _NUMPY = [type(np.dtype(code)) for code in "?bhilqBHILQefd"]
 _OF_NUMPY = [np.ndarray, np.dtype, np.ones(1).__reduce__()[0], np.ones(1)[0].__reduce__()[0], *_NUMPY]
 _PLAIN = {bool, int, float, str, type(None), Tensor, nn.Parameter, np.ndarray, *(kind.type for kind in _NUMPY)}
+_AS_PLAIN: dict[type, Any] = {deque: list, defaultdict: dict, OrderedDict: dict, Counter: dict}
 _OF_TORCH = (RemovableHandle, torch.Size, torch.dtype, torch.device)
 _NO_STATE = (FunctionType, functools.partial, MethodType, type, PurePath, *_OF_TORCH)
 _OF_LIGHTNING = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
@@ -120,7 +122,12 @@ class OwnState(Callback):
             made = {place: pickle.loads(value) for place, value in self._made.items()}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
-                    setattr(parts[part], name, value)
+                    old = vars(parts[part]).get(name)
+                    if type(old) in _AS_PLAIN:
+                        old.clear()
+                        (old.extend if isinstance(old, deque) else old.update)(value)
+                    else:
+                        setattr(parts[part], name, value)
             groups = {id(group["params"]): group for one in trainer.optimizers for group in one.param_groups}
             inner = _optimizers(trainer)[len(trainer.optimizers) :]
             for one, state in zip(inner, checkpoint["inner_optimizers"], strict=True):
@@ -186,10 +193,12 @@ def _attributes(trainer: Trainer) -> tuple[dict[tuple[str, str], Any], set[str]]
         plain |= {(place, name): getattr(part, name) for name in getattr(part, "_non_persistent_buffers_set", ())}
         known = _OF_LIGHTNING if isinstance(part, nn.Module) else _OF_OPTIMIZER if isinstance(part, Optimizer) else ()
         for name in vars(part).keys() - known:
-            leaves = _leaves(vars(part)[name])
+            value = vars(part)[name]
+            value = _AS_PLAIN.get(type(value), lambda one: one)(value)
+            leaves = _leaves(value)
             own = [leaf for leaf in leaves if id(leaf) not in held and not isinstance(leaf, _NO_STATE)]
             if len(own) == len(leaves) and {*map(type, own)} <= _PLAIN:
-                plain[place, name] = vars(part)[name]
+                plain[place, name] = value
             elif {*map(type, own)} - {str} and (isinstance(part, Callback) or _is_the_users(part)):
                 others.add(f"{type(part).__name__}.{name}")
     return plain, others
