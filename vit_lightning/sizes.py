@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 Size = tuple[int, int]
 """Height and width."""
+Resize = int | Size | Literal["cover"]
+"""What a whole image is resized to: its shorter side, height and width, or so that it covers those of a part."""
 
 
 def pair(size: int | Size) -> Size:
@@ -16,6 +20,6 @@ def side(size: Size) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
 
 
-def covers(resize: int | Size | None, size: int | Size) -> bool:
+def covers(resize: Resize | None, size: int | Size) -> bool:
     """Whether images that are resized so, their shorter side to one number, are no smaller than a size."""
-    return resize is None or all(edge >= least for edge, least in zip(pair(resize), pair(size), strict=True))
+    return resize in (None, "cover") or all(edge >= least for edge, least in zip(pair(resize), pair(size), strict=True))

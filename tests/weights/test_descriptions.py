@@ -227,6 +227,52 @@ def test_another_size_is_prepared_as_by_timm(crop_pct, size, tmp_path):
     assert load(tmp_path / "model_best.pth.tar", image_size=size).resize == resize.size
 
 
+NAMED = {
+    "class_to_idx": {"d": 0, "b": 1, "a": 2, "c": 3},
+    "idx_to_class": {0: "d", 1: "b", 2: "a", 3: "c"},
+    "classes": ["d", "b", "a", "c"],
+    "hyper_parameters": {"class_names": ["d", "b", "a", "c"]},
+}
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_classes_of_a_file_that_names_them_go_by_name(key, tmp_path, monkeypatch, capsys):
+    """rf-detr#115, PlantNet-300K#16."""
+    monkeypatch.chdir(tmp_path)
+    network = timm_network(num_heads=1)
+    torch.save({"model": network.state_dict(), key: NAMED[key]}, "weights.pth")
+    with torch.no_grad():
+        logits = network(torch.tensor(np.asarray(IMAGES[4])).permute(2, 0, 1)[None] / 127.5 - 1)
+    predicted = "dbac"[logits.argmax()]
+    for split in ("train", "val", "test"):
+        for name in "abcd":
+            (tmp_path / f"data/{split}/{name}").mkdir(parents=True)
+            for number in range(5 if (split, name) == ("test", predicted) else 1):
+                IMAGES[4].save(tmp_path / f"data/{split}/{name}/{number}.png")
+    data = {"class_path": "ImageFolder", "root": "data", "num_workers": 0, "image_size": 32}
+    (tmp_path / "data.yaml").write_text(json.dumps({"data": data, "model": {"num_heads": 1}}))
+    assert main(["test", "--ckpt=weights.pth", "--config=data.yaml", "--out=result"]) == 0
+    assert json.loads((tmp_path / "result/results.json").read_text())["test/acc"] == pytest.approx(5 / 8)
+    output = capsys.readouterr().out
+    assert "equated" not in output
+    assert "of the config" not in output  # its num_heads is used
+
+
+@pytest.mark.parametrize("before", [(16, 32), (32, 32)])
+@pytest.mark.parametrize("size", [(16, 32), (40, 24), (24, 24)])
+def test_rectangles_are_prepared_as_by_timm(before, size, tmp_path):
+    arguments = {**SMALL, "img_size": before}
+    network = timm_network(img_size=before)
+    config = {"input_size": (3, *before), "crop_pct": 0.9, "crop_mode": "center"}
+    timm.models.save_for_hf(network, tmp_path, model_config=config, model_args=arguments)
+    network.set_input_size(size)
+    facts = timm.data.resolve_data_config({**config, "input_size": (3, *size)}, model=network)
+    prepare = timm.data.create_transform(**facts)
+    with torch.no_grad():
+        expected = network(torch.stack([prepare(image) for image in IMAGES])).softmax(dim=1)
+    assert (probabilities(tmp_path, image_size=size) - expected).abs().max() < 1e-4
+
+
 def test_what_timm_prepares_otherwise_is_refused_or_given(tmp_path):
     train_py(tmp_path, model_kwargs={**SMALL, "new": 1})
     with pytest.raises(UserError, match=r"config.new=1: timm has no such option"):
@@ -377,7 +423,7 @@ def test_foreign_weights_are_measured_on_the_data_of_a_config(tmp_path, monkeypa
     assert main(["test", "--ckpt=source", "--config=exp.yaml", "--out=larger", "--data.image_size=48"]) == 0
     output = capsys.readouterr().out
     assert "data.resize=[48, 48]" in output
-    assert "of the config, data, metrics and trainer are used; model are not" in output
+    assert "of the config, data, metrics, trainer and model.num_heads are used, no other option of model" in output
     same = resolve(["--ckpt=source", "--config=exp.yaml", "--data.image_size=32"], "test")
     assert not [note for note in same.trained.notes if "is not that of" in note]
     main(["test", "--ckpt=source", "--config=exp.yaml", "--out=whole", "--data.centre_share=0.5"])

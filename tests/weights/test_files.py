@@ -4,6 +4,8 @@ import io
 import json
 import os
 import pickle
+import re
+import runpy
 import sys
 from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from tensors import Payload
 
@@ -155,12 +158,27 @@ def test_hostile_and_damaged_files_are_named(make, message, in_folder):
         ({"version_0/epoch=2.ckpt": "", "hparams.yaml": ""}, r"\(did you mean .*/version_0/epoch=2.ckpt\?\)$"),
         ({"model_best.pth.tar": "", "summary.csv": ""}, r"\(did you mean .*/model_best.pth.tar\?\)$"),
         ({"adapter_config.json": "{}"}, "is an adapter of PEFT: give what its merge_and_unload"),
+        (
+            {"__0_0.distcp": "", "meta.pt": ""},
+            "which python -m lightning.*consolidate_checkpoint .*folder makes one file",
+        ),
         ({"model.safetensors.index.json": '{"weight_map": {"a": "../a.safetensors"}}'}, "is no file beside it"),
         ({"model.safetensors.index.json": '{"weight_map": 3}'}, "has no weight_map"),
         ({"model.safetensors.index.json": "[" * 10**5}, "is no JSON"),
         ({"pytorch_model.bin": "", "config.json": "{}"}, "holds no weights"),
     ],
-    ids=["empty", "of a Trainer", "of Lightning", "of timm", "adapter", "outside", "no map", "deep", "no weights"],
+    ids=[
+        "empty",
+        "of a Trainer",
+        "of Lightning",
+        "of timm",
+        "adapter",
+        "sharded",
+        "outside",
+        "no map",
+        "deep",
+        "no weights",
+    ],
 )
 def test_folders_without_weights_are_named(files, message, tmp_path):
     save_file(WEIGHTS, tmp_path / "a.safetensors")
@@ -172,6 +190,18 @@ def test_folders_without_weights_are_named(files, message, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         read_weights(folder)
     assert caught.value.problems[0].startswith(f"source={folder}")
+
+
+def test_a_sharded_checkpoint_is_read_once_it_is_one_file_as_the_error_says(in_folder, monkeypatch):
+    """accelerate#3010, PL PR#18358: as accelerate writes it."""
+    writer = dcp.FileSystemWriter("state/pytorch_model_fsdp_0")
+    dcp.save({"model": WEIGHTS}, storage_writer=writer, no_dist=True)
+    with pytest.raises(UserError, match="sharded") as caught:
+        read_weights("state")
+    command = re.search(r"python -m (\S+) (.*) makes", caught.value.problems[0])
+    monkeypatch.setattr(sys, "argv", [command[1], *command[2].split()])
+    runpy.run_module(command[1], run_name="__main__")
+    check(read_weights("FILE.pt"))
 
 
 @pytest.mark.parametrize(

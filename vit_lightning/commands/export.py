@@ -163,7 +163,8 @@ def _read_by_timm(arguments: Mapping[str, Any], source: Source, heads: int) -> d
         return {}
     cfg = {theirs: view[ours] for theirs, ours in BY_TIMM.items() if ours in view} | {"input_size": image_shape(source)}
     cfg |= {"interpolation": view.get("interpolation", "bicubic").rpartition("_")[2]}
-    cfg |= {"crop_pct": cfg["input_size"][1] / (pair(resize)[0] + 1e-6)} if resize else {}  # which timm rounds down
+    # timm rounds down
+    cfg |= {"crop_pct": cfg["input_size"][1] / (pair(resize)[0] + 1e-6)} if resize not in (None, "cover") else {}
     cfg |= {"crop_mode": "squash" if isinstance(resize, list | tuple) else "center"}
     cfg |= {"num_classes": source.network.num_classes, "classifier": ["head", "head_dist"][:heads]}
     model = {key: value for key, value in {"pre_norm": False, **arguments}.items() if key != "norm_layer"}
@@ -193,7 +194,7 @@ def _image_processor(view: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments of transformers' image processor that prepares images as our test images are."""
     height, width = view["image_size"]
     share, resize = view.get("centre_share", 1.0), view.get("resize")
-    if resize is None:  # a rectangle is squashed there, and cut out of the middle here
+    if resize in (None, "cover"):  # a rectangle is squashed there, and cut out of the middle here
         edges = (round(height / share), round(width / share))
         resize = edges[0] if height == width else edges
     size = {"shortest_edge": resize} if isinstance(resize, int) else {"height": resize[0], "width": resize[1]}

@@ -27,7 +27,7 @@ from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.watch import grid_of
 from vit_lightning.limits import at_least, refuse
 from vit_lightning.notation import counted
-from vit_lightning.sizes import pair
+from vit_lightning.sizes import Resize, pair
 from vit_lightning.training.classifier import probabilities
 from vit_lightning.training.probes import features
 from vit_lightning.weights.sources import Source
@@ -127,7 +127,7 @@ class Model:
         self.centre_share = float(source.view.get("centre_share", 1.0))
         """Fraction of the sides of an image that the centre crop shows."""
         self.interpolation: Interpolation = source.view.get("interpolation", "bicubic")
-        self.resize: int | tuple[int, int] | None = source.view.get("resize")
+        self.resize: Resize | None = source.view.get("resize")
         """Size to which the whole image is resized, in place of the crop."""
         self.multi_label = bool(source.view.get("multi_label"))
         """Whether each class has a probability of its own."""

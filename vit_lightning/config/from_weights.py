@@ -115,13 +115,14 @@ def _weights_of_others(place: str, trained: Trained, sources: Sequence[Config]) 
         sources: configs, the last one of flags.
     """
     of_training = ("model", "module", "init_from", "lora", "freeze", "ema")
-    unused = [name for name in of_training if any(config.get(name) for config in sources)]
+    unused = [n for n in of_training if any({*as_map(one.get(n) or None)} - {"num_heads"} for one in sources)]
     if not any(config.get("data") for config in sources):
         way_out = f"lightning predict --ckpt {shlex.quote(place)} IMAGES takes it with image files or folders"
         raise UserError(f"ckpt={place} is no run, whose images are known: give --config with data ({way_out})")
     if trained.view.get("multi_label"):
         raise UserError(f"ckpt={place} gives several labels an image, the data has one (lightning predict shows them)")
-    notes = [f"of the config, data, metrics and trainer are used; {', '.join(unused)} are not"] if unused else []
+    used = "of the config, data, metrics, trainer and model.num_heads are used"
+    notes = [f"{used}, no other option of {', '.join(unused)}"] if unused else []
     return [_without(config, *of_training) for config in sources], trained._replace(notes=(*trained.notes, *notes))
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import interpolate
 
 from vit_lightning.data.batches import DamagedImage, Pixels
 from vit_lightning.errors import UserError
-from vit_lightning.sizes import pair
+from vit_lightning.sizes import Resize, Size
 
 try:
     import simplejpeg
@@ -74,7 +74,8 @@ def decode(
     size: tuple[int, int],
     choose_box: Callable[[int, int], Box],
     interpolation: Interpolation = "bicubic",
-    resize: int | tuple[int, int] | None = None,
+    resize: Resize | None = None,
+    share: float = 1.0,
 ) -> Pixels:
     """Returns a crop of an image, resized and antialiased: uint8 (height, width, 3).
 
@@ -91,25 +92,29 @@ def decode(
             Here device is as fast; see ``decode_on``.
         resize: in place of a crop, the whole image at its full size is resized so (its shorter side, or height and
             width whatever its shape), and ``size`` is cut out of the middle: torchvision's Resize and CenterCrop; by
-            the fast ones, those of transformers, which round the edge of the middle down.
+            the fast ones, those of transformers, which round the edge of the middle down. "cover" is timm's
+            ResizeKeepRatio to ``size`` divided by ``share``.
+        share: fraction of the sides that the middle has, for "cover".
 
     Raises:
         UserError: damaged, not representable in 8 bits, or larger than Pillow takes.
     """
     with _opened(source, name) as image:
         if resize is not None:
-            return _middle(image, size, resize, interpolation)
+            return _middle(image, size, resize, share, interpolation)
         return _decode(image, size, choose_box, interpolation)
 
 
-def _middle(
-    image: Image.Image, size: tuple[int, int], resize: int | tuple[int, int], interpolation: Interpolation
-) -> Pixels:
+def _middle(image: Image.Image, size: Size, resize: Resize, share: float, interpolation: Interpolation) -> Pixels:
     image = to_rgb(ImageOps.exif_transpose(image))
     sides = (image.height, image.width)
-    edges = pair(resize)
-    if isinstance(resize, int):
+    if resize == "cover":
+        ratio = min(side / math.floor(least / share) for side, least in zip(sides, size, strict=True))
+        edges = (round(sides[0] / ratio), round(sides[1] / ratio))
+    elif isinstance(resize, int):
         edges = tuple(resize if side == min(sides) else int(resize * side / min(sides)) for side in sides)  # type: ignore[assignment]
+    else:
+        edges = resize
     by, _, mode = interpolation.rpartition("_")
     whole = _torch_resized(np.array(image), edges, mode) if by else _by_pillow(image, edges, mode)
     upper, left = (int(gap / 2) if by else round(gap / 2) for gap in (edges[0] - size[0], edges[1] - size[1]))

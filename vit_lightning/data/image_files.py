@@ -32,7 +32,7 @@ from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError
 from vit_lightning.limits import refuse
-from vit_lightning.sizes import pair
+from vit_lightning.sizes import Resize, pair
 
 NO_FOLDERS = {
     r"cifar-100?-.*|(data|test)_batch.*|meta": "data.class_path=CIFAR10 or CIFAR100, data.root the folder around it",
@@ -286,7 +286,7 @@ class ImageFiles(ImageData):
         batch_size: int = 64,
         num_workers: int = 0,
         interpolation: Interpolation = "bicubic",
-        resize: int | tuple[int, int] | None = None,
+        resize: Resize | None = None,
         multi_label: bool = False,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)

@@ -20,7 +20,7 @@ from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
 from vit_lightning.errors import UserError
 from vit_lightning.limits import problems_of
-from vit_lightning.sizes import covers, pair
+from vit_lightning.sizes import Resize, covers, pair
 
 T = TypeVar("T")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -190,7 +190,7 @@ class ImageSet(SplitData):
         centre_share: fraction of the sides of a validation or test image that the centre crop shows.
         resize: in place of ``centre_share``, the whole validation or test image is resized, its shorter side to one
             number or to height and width whatever its shape, and ``image_size`` is cut out of its middle, as by
-            torchvision's Resize and CenterCrop.
+            torchvision's Resize and CenterCrop; cover: to ``image_size`` / ``centre_share``, as timm's rectangles.
         mean: mean of each channel, of pixels between 0 and 1; ImageNet's by default.
         std: standard deviation of each channel.
         interpolation: how crops are resized. The fast ones take less time (with ``pip install simplejpeg`` less still);
@@ -203,7 +203,7 @@ class ImageSet(SplitData):
     in_memory: bool | None = None
     min_area: float = 0.08
     centre_share: float = 0.875
-    resize: int | tuple[int, int] | None = None
+    resize: Resize | None = None
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     interpolation: Interpolation = "bicubic"

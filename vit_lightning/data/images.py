@@ -36,6 +36,7 @@ from vit_lightning.data.decoding import (
 )
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, first_line
+from vit_lightning.sizes import Resize
 
 
 class Images(Dataset[Batch]):
@@ -151,7 +152,7 @@ class DecodedImages(Dataset[Batch]):
     min_area: float
     centre_share: float
     interpolation: Interpolation
-    resize: int | tuple[int, int] | None = None
+    resize: Resize | None = None
 
     def __post_init__(self) -> None:
         self.labels = torch.tensor(self.encoded.labels)
@@ -194,8 +195,9 @@ class DecodedImages(Dataset[Batch]):
         source, part = self.source(index), self.part(key)
         name = self._name(source, index)
         resize = self.resize if key is None else None
+        kernel, share = self.interpolation, self.centre_share
         return decode(
-            source, name, size=self.image_size, choose_box=part, interpolation=self.interpolation, resize=resize
+            source, name, size=self.image_size, choose_box=part, interpolation=kernel, resize=resize, share=share
         )
 
     def part(self, key: int | None) -> Callable[[int, int], Box]:

@@ -158,14 +158,13 @@ def _of_timm(given: Mapping[str, Any]) -> dict[str, Any]:
     shape = found.get("input_size") or (3, 224, 224)
     size, share = (shape[1], shape[2]), float(found["crop_pct"])
     edges = [math.floor(side / share) for side in size]
-    squashed = {"resize": edges} if found["crop_mode"] == "squash" else {}
-    cropped = {"resize": edges[0]} if edges[0] == edges[1] else {}  # a rectangle is cut out of the image
+    cropped = edges[0] if edges[0] == edges[1] else "cover"
+    sizes = {"image_size": size, "resize": edges if found["crop_mode"] == "squash" else cropped}
     return {
-        **({"image_size": size, "in_channels": shape[0]} if "input_size" in found else {}),
+        **({"in_channels": shape[0], **sizes} if "input_size" in found else {}),
         **{name: [float(value) for value in found[name]] for name in ("mean", "std")},
         "centre_share": share,
         "interpolation": found["interpolation"],
-        **({} if "input_size" not in found else squashed or cropped),
     }
 
 

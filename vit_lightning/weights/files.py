@@ -35,6 +35,8 @@ PLACES = (*LIBRARIES, "hf-hub", "wandb")
 """What may stand before the colon in the name of a model."""
 IN_FOLDER = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Files of weights that a folder of ``save_pretrained`` or of an export may hold, in the order in which they count."""
+CLASSES = ("class_to_idx", "idx_to_class", "class_names", "classes")
+"""Where a file has the names of its classes, itself or among the ``hyper_parameters`` of Lightning."""
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -123,6 +125,9 @@ def _read(place: str, key: str) -> WeightsFile:
         return WeightsFile(place, path, tensors, config, checkpoint, checkpoint.get("test_view"))
     tensors, notes = unwrapped(contents)
     config, (view, unread) = _described(file, contents)
+    more = contents.get("hyper_parameters")
+    facts = {**(more if isinstance(more, dict) else {}), **contents}
+    config = {**{name: facts[name] for name in CLASSES if name in facts}, **(config or {})} or None
     return WeightsFile(place, path, tensors, config, view=view, unread=unread, notes=notes)
 
 
@@ -139,6 +144,12 @@ def _file_in(folder: Path) -> Path:
     if not found and (folder / "adapter_config.json").is_file():
         way_out = "give what its merge_and_unload() and save_pretrained(...) write"
         raise UserError(f"{folder} is an adapter of PEFT: {way_out}")
+    places = ("*.distcp", "pytorch_model*/*.distcp")  # of Lightning, and within accelerate's
+    if not found and (sharded := next((file.parent for place in places for file in folder.glob(place)), None)):
+        lightning = "python -m lightning.pytorch.utilities.consolidate_checkpoint"
+        other = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+        way_out = f"{lightning} {sharded}" if (sharded / "meta.pt").is_file() else f"{other} {sharded} FILE.pt"
+        raise UserError(f"{sharded} is a sharded checkpoint, which {way_out} makes one file")
     if not found and (run := newest_run(folder)):
         raise UserError(f"{folder} holds runs and is none itself{run}")
     if not found:

@@ -226,6 +226,10 @@ class _Clues:
             side = math.isqrt(max(0, table[-2] - before))
             rows, columns = (side, side) if image is None else (image[0] // height, image[1] // width)
             if rows * columns and before + rows * columns == table[-2]:
+                if image is None and before < prefix:
+                    ask = f"config={{'{word}': [height, width]}} gives a rectangle's, and the class token one"
+                    told = f"{word}={rows * height}x{columns * width} was assumed, whose patches alone have positions"
+                    self.notes.append(f"{told}: {ask}")
                 return {"positions": kind, "image_size": image or (rows * height, columns * width)}
         ask = f"give config={{'{word}': [height, width]}}, of as many patches"
         raise UserError(f"the {table[-2]} positions are no square of patches: {ask}")
@@ -252,7 +256,7 @@ def _as_family(
     config = {name: value for name, value in {**written, **known}.items() if value != words.get(name, ...)}
     with torch.device("meta"):
         from_reference(tensors, family=table.name, config=config)  # names all tensors that do not fit
-    assumed = () if stated else (_assumed(table.name, options),)
+    assumed = () if stated else (_assumed(table.name, options, clues.known),)
     return Identified(table.name, config, (*clues.notes, *assumed))
 
 
@@ -273,8 +277,7 @@ def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | N
     found = as_part({**options, "positions": "none"} if "positions" in given else options).config()
     if f"{PATCHES}.linear.weight" in reading.shapes:
         found["init_args"]["patch_projection"]["class_path"] = "vit_lightning.LinearProjection"
-    read = {name: value for name, value in options.items() if name not in more}
-    return Identified(OURS, with_arguments(found, more), (*clues.notes, _assumed(OURS, read)))
+    return Identified(OURS, with_arguments(found, more), (*clues.notes, _assumed(OURS, options, given)))
 
 
 def with_arguments(model: Mapping[str, Any], given: Config) -> Config:
@@ -282,11 +285,11 @@ def with_arguments(model: Mapping[str, Any], given: Config) -> Config:
     return {**model, "init_args": {**(model.get("init_args") or {}), **given}}
 
 
-def _assumed(family: str, options: Options) -> str:
+def _assumed(family: str, options: Options, given: Options) -> str:
     """Returns a sentence on what no tensor tells."""
-    names = ["norm", "activation", "pool"]
+    names = ["norm", "activation", "pool", "image_size"]
     names += {OURS: ["block", "attention"], "einops_tutorial": ["attention"]}.get(family, [])
-    text = ", ".join(f"{name} {options[name]}" for name in names if name in options)
+    text = ", ".join(f"{name} {options[name]}" for name in names if name in options.keys() - given.keys())
     if options.get("embedding_norm") and family == "timm":
         text += " (CLIP's have norm_layer=layernorm_1e-05, and OpenAI's act_layer=quick_gelu)"
     return f"tensors do not tell all; assumed, as {family} has them: {text}"

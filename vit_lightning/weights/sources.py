@@ -205,8 +205,10 @@ def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[
         classes: number of the network's outputs, where it is known.
     """
     config = {**(file.config or {}), **(file.view or {})}
-    stated, of_labels = config.get("pretrained_cfg"), config.get("id2label")
-    given = [config.get("class_names"), config.get("label_names")]
+    stated, by_name = config.get("pretrained_cfg"), config.get("class_to_idx")
+    inverse = {label: name for name, label in by_name.items()} if isinstance(by_name, Mapping) else None
+    of_labels = config.get("id2label") or inverse or config.get("idx_to_class")
+    given = [config.get("class_names"), config.get("label_names"), config.get("classes")]
     given += [stated.get("label_names")] if isinstance(stated, Mapping) else []
     if isinstance(of_labels, Mapping):
         labels = {str(label): str(name) for label, name in of_labels.items()}
@@ -214,8 +216,8 @@ def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[
         if None in names:
             return None, f"id2label names {listed([*labels])}, which are not 0 to {len(labels) - 1}: left out"
         given.append(names)
-    found = next((names for names in given if names is not None), None)
-    if not isinstance(found, list | tuple) or not all(isinstance(name, str) for name in found):
+    found = next((names for names in given if isinstance(names, list | tuple)), ())
+    if not found or not all(isinstance(name, str) for name in found):
         return None, ""
     if classes not in (None, len(found)):
         return None, f"the {len(found)} names of classes beside it are not those of its {classes} outputs: left out"
@@ -235,11 +237,14 @@ def for_size(view: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
     """Returns the preprocessing for images of another size, of which as much is shown."""
     resize, before, share = view.get("resize"), pair(view.get("image_size", size)), view.get("centre_share", 1.0)
     if resize is not None:
-        edges = [  # of timm, which rounds down at each size
-            math.floor(new / share) if edge == math.floor(old / share) else edge * new // old
-            for edge, new, old in zip(pair(resize), size, before, strict=True)
+        usual = [math.floor(old / share) for old in before]  # of timm, which rounds down at each size
+        known = usual if resize == "cover" else pair(resize)
+        edges = [
+            math.floor(new / share) if edge == by_share else edge * new // old
+            for edge, by_share, new, old in zip(known, usual, size, before, strict=True)
         ]
-        view = {**view, "resize": max(edges) if isinstance(resize, int) else edges}
+        shorter = "cover" if [*known] == usual and edges[0] != edges[1] else max(edges)
+        view = {**view, "resize": edges if isinstance(resize, list | tuple) else shorter}
     return {**view, "image_size": size}
 
 
@@ -307,8 +312,10 @@ def _wrong_facts(source: Source, facts: Mapping[str, Any]) -> list[str]:
         "class_names": (lambda names: _are_names(names, classes), f"a list of {classes or 'the'} names"),
         "interpolation": (lambda name: name in INTERPOLATIONS, f"one of {', '.join(INTERPOLATIONS)}"),
         "resize": (
-            lambda given: (type(given) is int or [*map(type, _numbers(given))] == [int, int]) and covers(given, size),
-            f"a number of pixels, or height and width, at least {side(pair(size))}",
+            lambda given: (
+                given == "cover" or ([*map(type, _numbers(given) or [given] * 2)] == [int, int] and covers(given, size))
+            ),
+            f"a number of pixels, or height and width, at least {side(pair(size))}, or cover",
         ),
         "multi_label": (lambda value: type(value) is bool, "true or false"),
     }
