@@ -22,4 +22,6 @@ def side(size: Size) -> int | list[int]:
 
 def covers(resize: Resize | None, size: int | Size) -> bool:
     """Whether images that are resized so, their shorter side to one number, are no smaller than a size."""
-    return resize in (None, "cover") or all(edge >= least for edge, least in zip(pair(resize), pair(size), strict=True))
+    if resize is None or resize == "cover":
+        return True
+    return all(edge >= least for edge, least in zip(pair(resize), pair(size), strict=True))
