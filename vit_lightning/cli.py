@@ -76,7 +76,7 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code.
 
-    0 finished; 1 own code raised an error, or training hung; 2 something the user has to change; 3 nothing to resume;
+    0 finished; 1 own code raised an error, or training hung; 2 something to change; 3 no checkpoint to resume;
     4 training diverged; 5 runs of an ablation failed; 130, 138 and 143 stopped by Ctrl-C, SIGUSR1 and SIGTERM; 141 the
     reader of the output is gone.
     """

@@ -130,6 +130,7 @@ def test_further_test_sets_of_other_classes_or_places_are_refused_before_any_wor
         "c": {"root": "images", "rot": 3},
         "d": {"image_size": 8},
         "e": {"split_seed": 1},
+        "f": {"class_path": "ImageFolder", "split_seed": 1},
     }
     assert main(["fit", *FLAGS, f"--data.also_test={json.dumps(also)}", "--out=new"]) == 2
     said = capsys.readouterr().err
@@ -138,6 +139,7 @@ def test_further_test_sets_of_other_classes_or_places_are_refused_before_any_wor
         "data.also_test.b.root=nowhere is not a folder",
         "data.also_test.c.rot=3: there is no such option (did you mean data.also_test.c.root?)",
         "data.also_test.e.split_seed=1: the model learned from the split of split_seed=None",
+        "data.also_test.f.split_seed=1: the model learned from the split of split_seed=None",
         "data.also_test.d: its images are 3 x 8 x 8, and those of data are 3 x 12 x 12",
     ):
         assert part in said

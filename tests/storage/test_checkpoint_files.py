@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vit_lightning import UserError
-from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, _copied, read_checkpoint
 
 WEIGHTS = {"network.weight": torch.arange(3.0)}
 
@@ -27,6 +27,15 @@ def test_each_file_can_be_read_again_whatever_state_callbacks_come_to_have(tmp_p
     contents["callbacks"]["Best"] = {"seen": 1, "lock": Lock()}
     with pytest.raises(UserError, match=r"callbacks\.Best\.lock: cannot pickle"):
         io.save_checkpoint(contents, last)
+
+
+def test_a_copy_of_a_checkpoint_keeps_versions_and_bytes():
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    copied = _copied({"state_dict": state, "own_state": (b"pickled", 1)})
+    assert copied["state_dict"]._metadata == state._metadata
+    assert torch.equal(copied["state_dict"]["weight"], torch.ones(2))
+    assert copied["state_dict"]["weight"] is not state["weight"]
+    assert copied["own_state"] == (b"pickled", 1)
 
 
 class Held(AtomicCheckpointIO):

@@ -2,6 +2,7 @@
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -88,6 +89,11 @@ class OwnHolder(Own):
 class Watch(Callback):
     def __init__(self, monitor, mode):
         pass
+
+
+class Best(ModelCheckpoint):
+    def __init__(self, monitor="accuracy", mode="max"):
+        super().__init__(monitor=monitor, mode=mode)
 
 
 class Net(nn.Sequential):

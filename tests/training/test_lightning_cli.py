@@ -111,6 +111,8 @@ def test_a_config_of_lightning_s_command_line_runs_with_its_classes_monitor_and_
     assert (config["checkpoint"]["monitor"], config["checkpoint"]["mode"]) == ("val_loss", "min")
     assert config["data"]["init_args"]["num_classes"] == 3
     assert config["module"] == {"class_path": "cli_parts.Lit", "init_args": {"hidden": 16}}
+    theirs = resolve(["--config=cli.yaml", "--test=false", '--trainer.callbacks=[{"class_path": "cli_parts.Best"}]'])
+    assert [theirs.config["checkpoint"][key] for key in ("monitor", "mode")] == ["accuracy", "max"]
     names = {folder: {path.name for path in Path("run", folder).iterdir()} for folder in CHECKPOINTS}
     assert names == CHECKPOINTS
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]

@@ -98,7 +98,7 @@ def _read_one_further(
     """Reads and makes one of the further test sets; None, with its problems, if its images are not there."""
     key, folder = f"data.also_test.{name}", {"class_path": "vit_lightning.ImageFolder", "root": entry}
     own = merge({"data": given}, {"data": entry if isinstance(entry, dict) else folder})["data"]
-    if own["class_path"] == given["class_path"]:
+    if is_same_class(own["class_path"], given["class_path"]):
         reader.problems += other_cuts(given, own, key)
     view = {**data.test_view(), "batch_size": data.batch_size, "num_workers": getattr(data, "num_workers", 0)}
     known = options_of_data(own["class_path"]) - {"class_names", "mean", "std"}

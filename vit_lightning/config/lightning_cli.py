@@ -123,8 +123,10 @@ def as_lightning_trains(config: Config) -> Config:
 def _monitored(trainer: Any) -> Config:
     """Returns monitor and mode of the first ``ModelCheckpoint`` that has a monitor; nothing without one."""
     for given in map(as_map, as_list(value_at(trainer, "callbacks"))):
-        if "monitor" in given and issubclass(class_of(given.get("class_path"), HOMES["Callback"]), ModelCheckpoint):
-            return {"monitor": given["monitor"], "mode": given.get("mode", "min")}
+        if issubclass(kind := class_of(given.get("class_path"), HOMES["Callback"]), ModelCheckpoint):
+            known = {name: option.default for name, option in signature_of(kind).options.items()} | given
+            if isinstance(known.get("monitor"), str):
+                return {"monitor": known["monitor"], "mode": known.get("mode", "min")}
     return {}
 
 

@@ -82,7 +82,7 @@ def of_option(key: str) -> Iterator[None]:
     except Exception as fault:
         if (place := where(fault)) is None and not isinstance(fault, FAULTS):
             raise
-        raise UserError(f"{key}: {place or one_line(fault)}") from fault
+        raise UserError(f"{key}: " * bool(key) + (place or one_line(fault))) from fault
 
 
 class Place(NamedTuple):

@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from vit_lightning.errors import CannotResume, UserError, first_line, gathered, named
@@ -147,8 +147,7 @@ def _packed_now(checkpoint: dict[str, Any]) -> Callable[[], BytesIO]:
 
 def _copied_by_gpu(checkpoint: dict[str, Any]) -> Callable[[], BytesIO]:
     """Returns a function that packs a checkpoint as it is now; the host does not wait for the copies of its tensors."""
-    as_now = apply_to_collection(checkpoint, Tensor, _copied)
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    as_now, done = _copied(checkpoint), torch.cuda.Event()  # type: ignore[no-untyped-call]
     done.record()
 
     def pack() -> BytesIO:
@@ -158,9 +157,15 @@ def _copied_by_gpu(checkpoint: dict[str, Any]) -> Callable[[], BytesIO]:
     return pack
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    """Returns a copy on the host, of one on a GPU in pinned memory."""
-    return tensor.detach().to("cpu", non_blocking=True, copy=True)
+def _copied(value: Any) -> Any:
+    """Returns a copy on the host, of what is on a GPU in pinned memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", non_blocking=True, copy=True)
+    if isinstance(value, dict):
+        entries = copy(value)  # with the versions that a state_dict has beside its entries
+        entries.update({key: _copied(item) for key, item in value.items()})
+        return entries
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _with_plain_numbers(value: Any) -> Any:
