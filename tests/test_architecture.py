@@ -34,7 +34,7 @@ CEILINGS = {
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
 ABOVE = {
     "(root)": 730,
-    "config": 2_485,
+    "config": 2_490,
     "data": 3_069,
     "models": 1_356,
     "storage": 1_054,

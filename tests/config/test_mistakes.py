@@ -423,6 +423,10 @@ TOGETHER = {
     "fit digits.yaml --lora.rank=2 --lora.targets=[query]": (
         "lora.targets: ViT has no linear layer query before its head (choose qkv, "
     ),
+    "fit --model=timm.create_model --model.model_name=beit_base_patch16_224 --model.img_size=8 --model.patch_size=4"
+    " --model.depth=1 --model.embed_dim=24 --lora.rank=2 --lora.targets='[qkv, proj]'": (
+        "lora.targets: Beit reads the weights of blocks.0.attn.qkv itself"
+    ),
     "fit --model=torchvision.models.resnet18": (
         "model: ResNet does not take the images of the data, 1x8x8: it takes images of 3 channels"
     ),

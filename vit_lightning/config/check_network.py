@@ -25,7 +25,7 @@ from vit_lightning.models.vit import ViT
 from vit_lightning.spelling import near
 from vit_lightning.storage.checkpoint_files import network_weights
 from vit_lightning.training.classifier import ConfiguredOptimizer
-from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone
+from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
 from vit_lightning.training.optim import OptimizerConfig, group_problems
 from vit_lightning.weights.init_from import FirstWeights, with_resized_positions
 
@@ -54,7 +54,7 @@ def check_network(reader: Reader, groups: Groups, part: Part | None, merged: Mer
         part, empty = _make_empty(part, reader.problems)
         if len(reader.problems) == before:
             reader.problems += network_problems(empty, shape, len(data.label_names))
-            reader.problems += _fine_tune(empty, groups.settings["lora"], groups.general.get("freeze"))
+            reader.problems += _fine_tune(empty, groups.settings["lora"], groups.general.get("freeze"), shape)
             reader.problems += optimizer_problems(empty, groups.settings["optimizer"])
             initial = _weights(empty, data, groups.general, merged)
     return Tried(part, empty, initial)
@@ -82,7 +82,7 @@ def _make_empty(part: Part, problems: list[str]) -> tuple[Part, nn.Module]:
             part = replace(part, arguments={key: part.arguments[key] for key in part.arguments if key != found[2]})
 
 
-def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None) -> list[str]:
+def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None, shape: tuple[int, ...]) -> list[str]:
     """Adds adapters to a network and freezes it, as the options say; returns what does not fit."""
     problems = []
     if lora is not None:
@@ -91,6 +91,9 @@ def _fine_tune(network: nn.Module, lora: LoraConfig | None, freeze: str | None) 
         if lora.rank and freeze:
             text = "adapters freeze the backbone already (leave freeze out)"
             problems.append(f"freeze={freeze} beside lora.rank={lora.rank}: {text}")
+        if lora.rank and (idle := idle_adapters(network, shape)):
+            reads = f"{type(network).__name__} reads the weights of {', '.join(idle)} itself, not through an adapter"
+            problems.append(f"lora.targets: {reads} (leave them out)")
     if freeze:
         freeze_backbone(network)
     return problems

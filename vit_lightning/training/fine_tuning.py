@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -119,3 +121,20 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
     del network.peft_config
     for head in heads.values():
         head.requires_grad_(True)
+
+
+def idle_adapters(network: nn.Module, shape: tuple[int, ...]) -> list[str]:
+    """Returns the layers with adapters whose weights a network reads without calling them, as timm's BEiT does.
+
+    Args:
+        network: the network, on the meta device.
+        shape: shape of an image, (c, H, W).
+    """
+    copied, called = deepcopy(network), set[nn.Module]()
+    layers = {module: name for name, module in copied.named_modules() if hasattr(module, "get_base_layer")}
+    for module in layers:
+        module.register_forward_pre_hook(lambda module, _: called.add(module))
+    with torch.device("meta"), torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
+        copied(torch.empty(2, *shape))
+        return [name for module, name in layers.items() if module not in called]
+    return []  # it looks at numbers: only training shows
