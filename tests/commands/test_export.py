@@ -105,6 +105,8 @@ def test_a_run_is_exported_with_its_results(to, results, in_folder, capsys):
         assert "library_name: transformers" in card
         assert f"accuracy {100 * results['test/acc']:.2f} %" in card
         assert config["id2label"]["3"] == "3"
+        assert main(["export", "--ckpt=out", "--to=hf", "--image_size=[8, 16]", "--out=wide"]) == 0
+        assert "transformers squashes them to 8 x 16" in capsys.readouterr().out
     else:
         assert config["class_names"] == list("0123456789")
         assert config["preprocessing"]["mean"] == [pytest.approx(0.3053, abs=1e-3)]

@@ -65,6 +65,10 @@ def export(
             write_whole(folder / "README.md", model_card(source, out.resolve().name, is_tested=image_size is None))
         names = ", ".join(sorted(path.name for path in folder.iterdir()))
     say(row("same logits", f"within {difference:.2g} (allowed {TOLERANCE:g}) for batches of 1, 2 and 5 images"))
+    _, height, width = image_shape(source)
+    if to == "hf" and height != width and source.view.get("resize") in (None, "cover"):
+        text = f"transformers squashes them to {height} x {width}, where here the middle is cut out: crop them first"
+        say(row("images", text))
     say(row("written", f"{out}: {names}"))
     return out
 
