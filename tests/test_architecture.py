@@ -28,24 +28,16 @@ PLAIN_TYPES = {"data.batches"}
 """What training may import of the data: the form of a batch."""
 
 CEILINGS = {
-    "models": 1_346, "data": 2_400, "storage": 1_050, "weights": 2_700, "inspect": 509, "training": 2_620,
-    "config": 1_963, "figures": 889, "commands": 2_337, "report": 1_942, "ablation": 1_649, "(root)": 540,
+    "models": 1_346, "data": 2_400, "storage": 970, "weights": 2_700, "inspect": 450, "training": 2_620,
+    "config": 1_963, "figures": 777, "commands": 2_268, "report": 1_942, "ablation": 1_649, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
-ABOVE = {
-    "(root)": 730,
-    "config": 2_490,
-    "data": 3_069,
-    "models": 1_356,
-    "storage": 1_054,
-    "training": 2_939,
-    "weights": 3_015,
-}
+ABOVE = {"(root)": 702, "config": 2_490, "data": 2_878, "models": 1_356, "training": 2_720, "weights": 3_015}
 """Most lines of rooms that are above their ceiling still; lower them with the room.
 
 Attempts, of 25,400 lines in all: promises taken back and satellites out, 22,415; features that no config, page or study
-named, 21,870; fewer concepts in config, 31 lines less, and in config and weights, 46. Mends of what people bring took
-some of it back.
+named, 21,870; fewer concepts in config, 31 lines less, and in config and weights, 46; every behaviour listed, and those
+gone that neither a promise nor a page's reader asks for, 21,217. Mends of what people bring took some of it back.
 """
 MOST_LINES, MOST_FILES = 19_900, 18
 
