@@ -91,6 +91,11 @@ def test_arguments_stand_beside_their_class():
         ({"model": {"x": 1}}, {"model": {"class_path": "ViT"}}, {"model": {"x": 1, "class_path": "ViT"}}),
         ({"model": {"x": 1}}, {"model": {"class_path": "B"}}, {"model": {"class_path": "B"}}),
         ({"m": {"class_path": "A", "x": 1}}, {"m": "B"}, {"m": "B"}),
+        (
+            {"optimizer": {"class_path": "AdamW", "lr": 1, "weight_decay": 2}},
+            {"optimizer": {"class_path": "NAdam", "lr": 3}},
+            {"optimizer": {"class_path": "NAdam", "lr": 3, "weight_decay": 2}},
+        ),
     ],
 )
 def test_a_later_config_wins_key_by_key(base, later, merged):

@@ -32,8 +32,8 @@ MakeNetwork = Callable[[Mapping[str, Any], Path | None], nn.Module]
 _HALF, _IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 _USUAL = {"timm": _HALF, "hf": _HALF, "google": _HALF, "big_vision": _HALF}
 _USUAL |= dict.fromkeys(("torchvision", "crate", "deit", "dinov2", "dinov3"), _IMAGENET)
-_BY_PROCESSOR = ("hf", "deit", "dinov2", "dinov3")
 """Mean and standard deviation by which most published weights of a family had their images normalised."""
+_BY_PROCESSOR = ("hf", "deit", "dinov2", "dinov3")
 
 
 @dataclass(frozen=True, kw_only=True)
