@@ -243,7 +243,7 @@ def test_weights_of_others_whose_images_nothing_describes_name_the_way_out():
     """timm#976: of one channel."""
     with pytest.raises(UserError, match=r"can be given \(--config='{mean: \.\.\., std: \.\.\.}' gives it"):
         data_of_files("a.pth", {"test_view": {"centre_share": 1.0, "class_names": ["a", "b"]}})
-    with pytest.raises(UserError, match=r"no image files can be given$"):
+    with pytest.raises(UserError, match=r"no image files can be given \(without any, those of predict_dataloader"):
         data_of_files("run", {"test_view": {"class_names": ["a", "b"]}})
 
 
@@ -262,7 +262,7 @@ def test_named_files_come_once_in_their_order(tmp_path):
 
 def test_a_predict_step_that_gives_no_probabilities_is_refused(monkeypatch):
     """PL#7144."""
-    trainer = SimpleNamespace(predict=lambda *arguments, **others: [torch.ones(2, 3)])
+    trainer = SimpleNamespace(predict=lambda *arguments, **others: [torch.ones(2, 3)], callbacks=[])
     monkeypatch.setattr(trained, "load_trained", lambda experiment: (LightningModule(), None, []))
     monkeypatch.setattr(trained, "make_trainer", lambda *arguments: trainer)
     experiment = SimpleNamespace(make_trainer_arguments=dict, data=None)

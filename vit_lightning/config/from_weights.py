@@ -184,11 +184,8 @@ def options_of_data(name: Any) -> set[str]:
 
 
 def _model_of(sources: Sequence[Config]) -> Config:
-    """Returns the network that configs name, with number and width of its heads as far as they say it."""
-    model: Config = functools.reduce(merge, (as_map(one["model"]) for one in sources if one.get("model")), {})
-    preset = PRESETS.get(str(model.get("preset")).partition("/")[0])
-    heads = preset[2] if preset and model.get("num_heads") is None else model.get("num_heads")
-    return {**model, "num_heads": heads, "dim_head": value_at(model, "attention.dim_head")}
+    """Returns the network that configs name."""
+    return functools.reduce(merge, (as_map(one["model"]) for one in sources if one.get("model")), {})
 
 
 def _without(config: Config, *names: str) -> Config:
@@ -216,7 +213,7 @@ def _trained_by_run(place: str, sources: Sequence[Config], *, trust: bool) -> Tr
         except UserError:  # it is no source at all
             raise error from error.__cause__
     try:
-        return _trained(place, {}, heads=_model_of(sources), trust=trust)
+        return _trained(place, {}, heads={"num_heads": _model_of(sources).get("num_heads")}, trust=trust)
     except UserError as error:
         raise UserError(text + way_out for text in error.problems) from error
 
@@ -250,9 +247,12 @@ def with_source(sources: Sequence[Config], *, trust: bool) -> tuple[InitialWeigh
     if trust and initial.file.path is not None and (folder := run_folder_of(initial.file.path)) is not None:
         also_search(folder)
     model = _model_of(sources)
+    preset = PRESETS.get(str(model.get("preset")).partition("/")[0])
+    heads = preset[2] if preset and model.get("num_heads") is None else model.get("num_heads")
     named = model.get("class_path")
     for_vit = not takes_no_network(sources) and (named is None or class_of(named) is ViT)
-    initial = initial.described(for_vit=for_vit, heads=model)
+    told = {"num_heads": heads, "dim_head": value_at(model, "attention.dim_head")}
+    initial = initial.described(for_vit=for_vit, heads=told)
     return initial, [{"model": flatten(initial.model)}, *sources]
 
 
