@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from vit_lightning.config.files import shipped_configs
 
 STUDIES = REPOSITORY / "experiments" / "ablations"
 ARCHIVES = {path.parent.name: path for path in sorted(STUDIES.glob("*/runs.tar.xz"))}
+
+MAY_FAIL = {"plan, code, results and claims are as they were first", "all runs had the same hardware and versions"}
+"""Checks that a study fails which was gone on with later, on another machine: its report says so."""
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -34,7 +38,7 @@ def test_a_study_goes_on_from_its_archive_and_gives_its_verdicts(name, in_folder
     found, committed = (json.loads((place / "verdicts.json").read_text()) for place in (study, STUDIES / name))
     assert found == [{key: pytest.approx(value) for key, value in row.items()} for row in committed]
     report = (study / "report.md").read_text()
-    assert report.count("| yes |") >= 4, "its checks hold"
+    assert {*re.findall(r"^\| (.+) \| NO \|", report, re.MULTILINE)} <= MAY_FAIL
     with Image.open(REPOSITORY / "experiments" / "pictures" / f"{name}.png") as picture:
         assert f"**{picture.info['Title']}**" in report.replace("\\", ""), "archive.py draws it"
     if name != "pooling" and not (REPOSITORY / "data" / "CIFAR-10-images").is_dir():
