@@ -111,7 +111,7 @@ def _no_command(name: str, arguments: Sequence[str]) -> str:
         command = next((word for word in arguments if word in COMMANDS), "fit")
         rest = " ".join(word for word in arguments if word != command)
         return f"the command comes first: lightning {command} {rest}"
-    from vit_lightning.spelling import near
+    from vit_lightning.errors import near
 
     hint = "".join(f", did you mean {command}?" for command in near(name.replace("_", "-"), COMMANDS)[:1])
     return f"there is no command {name}{hint} (choose {', '.join(COMMANDS)})"

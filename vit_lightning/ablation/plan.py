@@ -25,13 +25,11 @@ from vit_lightning.config.options import Settings
 from vit_lightning.config.resolve import resolve
 from vit_lightning.config.signatures import signature_of
 from vit_lightning.config.typed import WRONG, Reader
-from vit_lightning.errors import UserError
-from vit_lightning.limits import is_plain_name, problems_of, refuse
+from vit_lightning.errors import UserError, is_plain_name, near, problems_of, refuse
 from vit_lightning.metric_facts import facts_of, metric_names, with_own
 from vit_lightning.report.comparisons import most_seeds
 from vit_lightning.report.sequential import FIRST
 from vit_lightning.report.study import MOST_SEEDS, SIZES, TUNING, Compare, arm_name, combinations, level_name
-from vit_lightning.spelling import near
 from vit_lightning.training.checkpoints import CheckpointConfig
 
 NOT_FOR_ARMS = {

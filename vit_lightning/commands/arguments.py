@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from vit_lightning.config.files import split_words
 from vit_lightning.config.signatures import REQUIRED, Option, called_with
 from vit_lightning.config.typed import Reader
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
-from vit_lightning.spelling import near, unknown
+from vit_lightning.errors import UserError, near, refuse, unknown
 from vit_lightning.storage.parsing import parse_yaml
 
 Flags = Sequence[tuple[str, str]]

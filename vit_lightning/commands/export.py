@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from vit_lightning.commands.console import quiet, row, say, stage_line
 from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_model
 from vit_lightning.config.networks import network_in_file, open_source
-from vit_lightning.errors import UserError, first_line, named
-from vit_lightning.limits import choice, refuse
+from vit_lightning.errors import UserError, choice, first_line, named, refuse
 from vit_lightning.sizes import pair
 from vit_lightning.storage.folder import whole_folder, write_whole
 from vit_lightning.storage.metrics import read_results

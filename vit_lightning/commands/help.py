@@ -25,8 +25,7 @@ from vit_lightning.config.options import COMPILES, TRAINED, ConfigOptions, RunOp
 from vit_lightning.config.own_files import use_files
 from vit_lightning.config.signatures import REQUIRED, called_with, can_be_written, signature_of
 from vit_lightning.config.typed import LISTS, MAPPINGS, Reader
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 
 WIDTH = 118
 

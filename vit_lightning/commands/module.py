@@ -17,8 +17,7 @@ from vit_lightning.config.images import has_images_of
 from vit_lightning.config.networks import data_facts, module_from
 from vit_lightning.config.together import beside_replays, compiler_problems
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.storage.checkpoint_files import find_checkpoint, load_network, read_checkpoint
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.classifier import ViTClassifier, classify

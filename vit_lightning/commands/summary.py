@@ -21,8 +21,7 @@ from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_mod
 from vit_lightning.commands.module import make_module
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import empty_network
-from vit_lightning.errors import UserError, one_line
-from vit_lightning.limits import at_least, refuse
+from vit_lightning.errors import UserError, at_least, one_line, refuse
 from vit_lightning.training.resources import AUTO, auto_precision
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

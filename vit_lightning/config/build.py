@@ -23,9 +23,8 @@ from vit_lightning.config.signatures import Option, Part, plain, signature_of
 from vit_lightning.config.together import RULES, Groups, Merged, logged_metrics
 from vit_lightning.config.typed import Place, Reader
 from vit_lightning.data.base import ImageData
-from vit_lightning.limits import Limit, at_least, choice, problems_of, refuse
+from vit_lightning.errors import Limit, at_least, choice, near, problems_of, refuse, unknown
 from vit_lightning.metric_facts import Goal, goal_of
-from vit_lightning.spelling import near, unknown
 from vit_lightning.training.checkpoints import CheckpointConfig
 from vit_lightning.training.losses import Teacher
 

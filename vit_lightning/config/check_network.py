@@ -18,11 +18,10 @@ from vit_lightning.config.signatures import Part, signature_of
 from vit_lightning.config.together import Groups, Merged
 from vit_lightning.config.typed import Reader
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, near
 from vit_lightning.models.blocks import Branch
 from vit_lightning.models.heads import heads_of
 from vit_lightning.models.vit import ViT
-from vit_lightning.spelling import near
 from vit_lightning.storage.checkpoint_files import network_weights
 from vit_lightning.training.classifier import ConfiguredOptimizer
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters

@@ -19,7 +19,7 @@ from vit_lightning.config.options import Resume, Settings
 from vit_lightning.config.signatures import Part, made
 from vit_lightning.config.typed import Place, Reader, of_option
 from vit_lightning.data.base import ImageData
-from vit_lightning.limits import refuse
+from vit_lightning.errors import refuse
 from vit_lightning.training.fine_tuning import freeze_backbone
 from vit_lightning.training.losses import Teacher
 from vit_lightning.weights.init_from import FirstWeights

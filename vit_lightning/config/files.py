@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import vit_lightning
-from vit_lightning.errors import UserError
-from vit_lightning.spelling import near
+from vit_lightning.errors import UserError, near
 from vit_lightning.storage.parsing import at_home, parse_yaml
 
 Config = dict[str, Any]

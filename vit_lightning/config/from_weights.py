@@ -26,8 +26,7 @@ from vit_lightning.config.typed import scalar
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
 from vit_lightning.data.wrapped import WrappedDataset
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side

@@ -16,8 +16,7 @@ from vit_lightning.config.signatures import Part, signature_of
 from vit_lightning.config.typed import Place, Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles
-from vit_lightning.errors import UserError, gathered
-from vit_lightning.limits import is_plain_name
+from vit_lightning.errors import UserError, gathered, is_plain_name
 
 
 def read_data(

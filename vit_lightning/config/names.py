@@ -9,8 +9,7 @@ from typing import Any
 
 import vit_lightning
 from vit_lightning.config.own_files import imported, searched, searched_modules
-from vit_lightning.errors import UserError
-from vit_lightning.spelling import near
+from vit_lightning.errors import UserError, near
 
 HOMES = {
     "Callback": "lightning.pytorch.callbacks",

@@ -25,11 +25,9 @@ from vit_lightning.config.own_files import empty_caches, files_of
 from vit_lightning.config.signatures import Part, signature_of
 from vit_lightning.config.typed import Place, Reader, of_option
 from vit_lightning.data.base import ImageData
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, near, refuse
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
-from vit_lightning.spelling import near
 from vit_lightning.training.classifier import ConfiguredOptimizer, ViTClassifier
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora
 from vit_lightning.training.losses import Teacher

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vit_lightning.limits import at_least, is_plain_name, problems_of, refuse
+from vit_lightning.errors import at_least, is_plain_name, problems_of, refuse
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.storage.wandb_logger import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig

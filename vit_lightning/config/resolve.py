@@ -24,9 +24,7 @@ from vit_lightning.config.merge import config_of_flags, merge, overruled_preset
 from vit_lightning.config.options import GROUPS, TRAINED, RunOptions
 from vit_lightning.config.own_files import folders_in_use, use_files
 from vit_lightning.config.together import Merged, secret_problems
-from vit_lightning.errors import UserError, gathered
-from vit_lightning.limits import refuse
-from vit_lightning.spelling import near, unknown
+from vit_lightning.errors import UserError, gathered, near, refuse, unknown
 from vit_lightning.storage.checkpoint_files import BEST, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
 

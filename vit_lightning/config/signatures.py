@@ -20,8 +20,7 @@ from typing import Any, Literal, NamedTuple, Self, get_type_hints
 import torch
 from torch import Tensor
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 
 REQUIRED: Any = inspect.Parameter.empty
 """Default of an argument that has none."""

@@ -29,8 +29,7 @@ from torch import Tensor
 from vit_lightning.config.names import HOMES, can_be_class, find_class, full_name, hint_of_class, public_name
 from vit_lightning.config.own_files import where
 from vit_lightning.config.signatures import REQUIRED, Numbers, Option, Part, Signature, factory, itself, signature_of
-from vit_lightning.errors import UserError, gathered, one_line
-from vit_lightning.spelling import meant, near, shown, unknown
+from vit_lightning.errors import UserError, gathered, meant, near, one_line, shown, unknown
 from vit_lightning.storage.parsing import parse_yaml
 
 T = TypeVar("T")

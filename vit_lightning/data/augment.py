@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vit_lightning.data import operations
 from vit_lightning.data.operations import affine, resample, resize_weights, resized
-from vit_lightning.limits import at_least, problems_of, refuse
+from vit_lightning.errors import at_least, problems_of, refuse
 from vit_lightning.random_keys import mix, random_bytes, uniform
 
 

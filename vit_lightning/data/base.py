@@ -29,8 +29,7 @@ from vit_lightning.data.sampling import (
     train_requests,
 )
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, gathered
-from vit_lightning.limits import at_least, problems_of, refuse
+from vit_lightning.errors import UserError, at_least, gathered, problems_of, refuse
 from vit_lightning.random_keys import mix_one, one_key
 from vit_lightning.sizes import pair
 

@@ -19,7 +19,7 @@ from vit_lightning.constants import constant
 from vit_lightning.data.augment import Augmentation
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.per_image import PerImage
-from vit_lightning.limits import problems_of, refuse
+from vit_lightning.errors import problems_of, refuse
 from vit_lightning.random_keys import mix, mix_one
 
 CACHED_BYTES = 2**20

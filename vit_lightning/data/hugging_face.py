@@ -12,8 +12,7 @@ from vit_lightning.classes import SHOWN, in_order, one_form
 from vit_lightning.data.image_set import ImageSet, by_split, files_in, split_of, taken_by_a_part, unseen
 from vit_lightning.data.images import Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, named, reading
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, named, reading, refuse
 
 FILES = ("state.json", "*.parquet", "metadata.csv", "metadata.jsonl")
 """Files that hold tables, each kind read where those before it are not there."""

@@ -30,8 +30,7 @@ from vit_lightning.data.image_set import (
 )
 from vit_lightning.data.images import DecodedImages, Encoded
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.sizes import Resize, pair
 
 NO_FOLDERS = {

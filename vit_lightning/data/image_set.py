@@ -18,8 +18,7 @@ from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.images import DecodedImages, keep_if_small
 from vit_lightning.data.per_image import PerImage
 from vit_lightning.data.splits import SPLITS, Split, cut_missing, cut_problems
-from vit_lightning.errors import UserError
-from vit_lightning.limits import problems_of
+from vit_lightning.errors import UserError, problems_of
 from vit_lightning.sizes import Resize, covers, pair
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from torch import Tensor
 from vit_lightning.constants import constant
 from vit_lightning.data import operations
 from vit_lightning.data.augment import Augmentation
-from vit_lightning.limits import at_least, choice, problems_of, refuse
+from vit_lightning.errors import at_least, choice, problems_of, refuse
 from vit_lightning.random_keys import mix, uniform
 
 OPERATIONS: dict[str, operations.Change] = {

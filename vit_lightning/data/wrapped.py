@@ -21,8 +21,7 @@ from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAME
 from vit_lightning.data.items import Items, labels_of, read_item, to_pixels
 from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split
-from vit_lightning.errors import UserError, named
-from vit_lightning.limits import problems_of, refuse
+from vit_lightning.errors import UserError, named, problems_of, refuse
 from vit_lightning.sizes import pair
 
 

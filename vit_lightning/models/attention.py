@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import choice, probabilities, refuse
+from vit_lightning.errors import UserError, choice, probabilities, refuse
 from vit_lightning.models.layers import Layer
 from vit_lightning.models.positions import RotaryPositions
 

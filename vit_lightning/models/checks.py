@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, choice, probabilities
+from vit_lightning.errors import UserError, at_least, choice, probabilities
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.crate import CrateBlock
 from vit_lightning.models.heads import POOLS, ClassTokenAndMeanPool

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.limits import at_least, refuse
+from vit_lightning.errors import at_least, refuse
 from vit_lightning.models.attention import MultiHeadAttention
 from vit_lightning.models.blocks import Branch
 from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential, ResidualAdd

@@ -9,7 +9,7 @@ from typing import Literal
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.limits import choice, probabilities, refuse
+from vit_lightning.errors import choice, probabilities, refuse
 from vit_lightning.models.layers import Layer, NamedSequential
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]

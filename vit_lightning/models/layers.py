@@ -12,7 +12,7 @@ import torch
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from vit_lightning.limits import probabilities, refuse
+from vit_lightning.errors import probabilities, refuse
 
 Layer = Callable[[int], nn.Module]
 """Makes a norm or a feed-forward part from the width of the tokens."""

@@ -12,8 +12,7 @@ from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, probabilities, refuse
+from vit_lightning.errors import UserError, at_least, probabilities, refuse
 from vit_lightning.models.layers import Layer, NamedSequential
 from vit_lightning.sizes import Size
 

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, choice, problems_of, refuse
+from vit_lightning.errors import UserError, at_least, choice, problems_of, refuse
 from vit_lightning.models.resize import Interpolation, interpolated, resize_matrix
 
 Grid = tuple[int, int]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Dropout
 
-from vit_lightning.limits import chosen, refuse
+from vit_lightning.errors import chosen, refuse
 from vit_lightning.models import checks
 from vit_lightning.models.attention import Attention, MultiHeadAttention, RotaryAttention
 from vit_lightning.models.blocks import EncoderBlock, TransformerEncoder, TransformerEncoderBlock, drop_path_rates

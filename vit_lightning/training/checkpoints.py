@@ -15,8 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, refuse
+from vit_lightning.errors import UserError, at_least, refuse
 from vit_lightning.metric_facts import STEP_METRICS, goal_of
 from vit_lightning.storage.checkpoint_files import BEST, LAST, AtomicCheckpointIO
 from vit_lightning.storage.folder import is_first

@@ -13,8 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import at_least, probabilities, problems_of, refuse
+from vit_lightning.errors import UserError, at_least, probabilities, problems_of, refuse
 from vit_lightning.models.heads import find_head
 
 

@@ -16,8 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, with_place
-from vit_lightning.limits import probabilities, problems_of, refuse
+from vit_lightning.errors import UserError, probabilities, problems_of, refuse, with_place
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """Loss, a scalar, from logits (b, classes) and labels (b,), or class probabilities (b, classes) of mixed images."""

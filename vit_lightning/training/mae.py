@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, named
-from vit_lightning.limits import at_least, problems_of, refuse
+from vit_lightning.errors import UserError, at_least, named, problems_of, refuse
 from vit_lightning.metric_facts import METRICS, Stage
 from vit_lightning.models.attention import RotaryAttention
 from vit_lightning.models.mae import MAEDecoder, draw_kept, image_of, masked_error, moments, patch_pixels

@@ -16,8 +16,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from vit_lightning.errors import UserError, first_line, with_place
-from vit_lightning.limits import problems_of, refuse
+from vit_lightning.errors import UserError, first_line, problems_of, refuse, with_place
 from vit_lightning.training.optimizers import FusedAdamW, Lamb, Lion, MuonWithAdamW, OwnSchedule, Schedule, lr_factor
 
 _OPTIMIZERS = {

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.training.lightning_detours import begin_epoch_again, log_on, logged_so_far, own_generators
 
 CANNOT_RESUME: dict[type[Callback], str] = {

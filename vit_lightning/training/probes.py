@@ -14,9 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
+from vit_lightning.errors import UserError, at_least, problems_of, refuse
 from vit_lightning.inspect.watch import chosen_of, find_blocks
-from vit_lightning.limits import at_least, problems_of, refuse
 from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
 from vit_lightning.random_keys import one_key
 from vit_lightning.training.callbacks import gather, is_due

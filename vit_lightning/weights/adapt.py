@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.positions import LearnedPatchPositions, LearnedPositions
 from vit_lightning.models.resize import Interpolation, ResizePositions, resize

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.models.vit import ViT
 from vit_lightning.weights.family_einops import CRATE, EINOPS_TUTORIAL, SIMPLE_VIT, VIT_PYTORCH
 from vit_lightning.weights.family_hf import DEIT, DINOV2, DINOV3, HF

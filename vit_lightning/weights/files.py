@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, first_line, reading
-from vit_lightning.spelling import meant
+from vit_lightning.errors import UserError, first_line, meant, reading
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     DOWNLOADS,

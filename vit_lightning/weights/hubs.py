@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from vit_lightning.errors import UserError, first_line
-from vit_lightning.spelling import meant
+from vit_lightning.errors import UserError, first_line, meant
 from vit_lightning.weights.descriptions import centre_cropped
 
 T = TypeVar("T")

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, meant, refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
-from vit_lightning.spelling import meant
 from vit_lightning.weights.convert import FAMILIES, find_family, from_reference, has_our_names, readings_of
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.files import WeightsFile

@@ -19,8 +19,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.models import attention, blocks, heads
 from vit_lightning.models.attention import RotaryAttention, SeparateAttention
 from vit_lightning.models.crate import ISTA, MSSA, CrateBlock

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vit_lightning.classes import are_named, listed
-from vit_lightning.errors import UserError
-from vit_lightning.limits import problems_of, refuse
+from vit_lightning.errors import UserError, problems_of, refuse
 from vit_lightning.models.heads import find_head
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import covers, pair, side

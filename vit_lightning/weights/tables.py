@@ -12,9 +12,7 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor
 
-from vit_lightning.errors import UserError, gathered
-from vit_lightning.limits import refuse
-from vit_lightning.spelling import meant
+from vit_lightning.errors import UserError, gathered, meant, refuse
 from vit_lightning.weights.fields import Field
 from vit_lightning.weights.options import OPTIONS, PATCHES, Options, Shapes
 

@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 import vit_lightning
-from vit_lightning.errors import UserError
-from vit_lightning.limits import refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.storage.parsing import parse_yaml
 
 PACKAGES = ("vit_lightning", "lightning", "timm", "torch.nn", "torch.optim", "torchmetrics", "torchvision")
