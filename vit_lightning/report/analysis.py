@@ -53,10 +53,14 @@ class Arm:
     def failed(self) -> list[Run]:
         return [run for run in self.runs if run.state == "failed"]
 
+    def costs(self, key: str) -> dict[int, float]:
+        """Returns a cost by seed, of the runs that have it."""
+        found = {run.seed: run.results.get(key) for run in self.runs if run.seed in self.values}
+        return {seed: cost for seed, cost in found.items() if cost is not None}
+
     def median(self, key: str) -> float:
         """Returns the median of a cost over the runs; nan where no run has it."""
-        costs = [run.results.get(key) for run in self.runs if run.seed in self.values]
-        return float(np.median(found)) if (found := [cost for cost in costs if cost is not None]) else math.nan
+        return float(np.median([*found.values()])) if (found := self.costs(key)) else math.nan
 
 
 @dataclass(frozen=True, eq=False)

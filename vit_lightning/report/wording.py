@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -246,10 +247,13 @@ def _failed(analysis: Analysis, name: str) -> str:
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
-    """Says how long an arm trains beside the other, if that differs by a fifth or more."""
-    own, other = (analysis.arms[arm].median("train_seconds") for arm in (one.arm, one.other))
-    ratio = own / other if other > 0 else math.nan
-    return f"training took {ratio:.2g} times the wall-clock time" if ratio >= 1.2 or ratio <= 0.8 else ""
+    """Says how long an arm trains beside the other with the same seed, if that differs by a fifth or more."""
+    own, other = (analysis.arms[arm].costs("train_seconds") for arm in (one.arm, one.other))
+    ratios = sorted(own[seed] / other[seed] for seed in own.keys() & other.keys() if other[seed] > 0)
+    if not ratios or 0.8 < (middle := statistics.median(ratios)) < 1.2:
+        return ""
+    pairs = f"{ratios[0]:.2g} to {ratios[-1]:.2g} in {counted(len(ratios), 'pair')}"
+    return f"training took {middle:.2g} times the wall-clock time ({pairs})"
 
 
 def _runs(analysis: Analysis, arms: Sequence[str]) -> str:
