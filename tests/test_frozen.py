@@ -71,10 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear patches": {"patch_projection": partial(vl.LinearProjection, patch_norm=vl.LayerNorm, norm=vl.LayerNorm)},
     "ConvTokenizer": {"patch_projection": vl.ConvTokenizer},
     "LearnedPatchPositions": {"positions": vl.LearnedPatchPositions, "register_tokens": 1},
-    **{
-        f"sincos2d, {form}": {"positions": partial(vl.SinCos2dPositions, form=form)}
-        for form in ("simple_vit", "mae", "timm", "timm_interleaved")
-    },
+    **{f"sincos2d, {form}": {"positions": partial(vl.SinCos2dPositions, form=form)} for form in ("simple_vit", "mae")},
     "features": {"num_classes": 0},
 }
 NETWORKS = [*FAMILIES, *VARIANTS]

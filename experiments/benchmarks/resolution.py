@@ -20,8 +20,9 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
-from vit_lightning import LearnedPositions, ViT, ViTClassifier, load, resolve
+from vit_lightning import ViT, ViTClassifier, load, resolve
 from vit_lightning.figures.test_report import wilson
+from vit_lightning.models.resize import resize
 
 Curves = dict[str, list[tuple[float, float, float]]]
 """Accuracies with their limits at each size, by what became of the positions."""
@@ -40,19 +41,19 @@ def accuracy(network: nn.Module, run: Path, size: int) -> tuple[int, int]:
 def contenders(run: Path, size: int, tables: int) -> dict[str, list[ViT]]:
     """Returns networks for images of a size, by what became of their positions."""
     found: dict[str, list[ViT]] = {}
+    trained = load(run).network.patch_embedding.positions
     for interpolation in ("bicubic", "bilinear"):
-        network = load(run).network
-        network.set_image_size(size, interpolation)
+        network = load(run, image_size=size).network
+        positions = network.patch_embedding.positions
+        positions.table.data = resize(
+            trained.table, trained.grid, positions.grid, network.prefix_tokens, interpolation
+        ).detach()
         found[f"resized, {interpolation}"] = [network]
     found["drawn anew"] = []
     for seed in range(tables):
         torch.manual_seed(seed)
-        network = load(run).network
-        network.set_image_size(size)
-        grid = (size // network.patch_size[0], size // network.patch_size[1])
-        positions = LearnedPositions(grid, network.emb_size, network.prefix_tokens)
-        nn.init.normal_(positions.table, std=0.02)
-        network.patch_embedding.positions = positions
+        network = load(run, image_size=size).network
+        nn.init.normal_(network.patch_embedding.positions.table, std=0.02)
         found["drawn anew"].append(network)
     return found
 

@@ -84,13 +84,12 @@ def test_outliers_are_far_above_the_median():
 
 @pytest.mark.parametrize("positions", ["learned", "sincos2d", "none"])
 def test_the_similarity_of_positions_is_their_cosine(positions):
-    network = vit(positions=positions)
-    network.set_image_size((16, 20))  # resized: 4 x 5 patches
+    network = vit(positions=positions, image_size=(16, 20))  # 4 x 5 patches
     found = position_similarity(network)
     if positions == "none":
         assert found is None
         return
-    learned = network.patch_embedding.positions.rows()[0, 1:] if positions == "learned" else sincos2d((4, 5), 16)
+    learned = network.patch_embedding.positions.table[0, 1:] if positions == "learned" else sincos2d((4, 5), 16)
     table = learned.detach().numpy()
     table = table / np.linalg.norm(table, axis=1, keepdims=True)
     assert found.shape == (20, 4, 5)

@@ -41,15 +41,6 @@ def test_bfloat16_tokens_stay_bfloat16_with_a_float32_table(positions):
     assert positions(torch.zeros(2, 7, 8, dtype=torch.bfloat16)).dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("grid", [(3, 3), (2, 5)])
-def test_timm_s_form_of_the_table(grid, interleaved):
-    layers = pytest.importorskip("timm.layers")
-    expected = layers.build_sincos2d_pos_embed(list(grid), dim=16, interleave_sin_cos=interleaved)
-    table = sincos2d(grid, 16, form="timm_interleaved" if interleaved else "timm")
-    torch.testing.assert_close(table.float(), expected, rtol=0, atol=1e-6)
-
-
 def test_simple_vit_s_form_is_its_float32_arithmetic():
     lucid = pytest.importorskip("vit_pytorch.simple_vit")
     table = SinCos2dPositions((5, 7), 32, form="simple_vit").double().table

@@ -1,11 +1,8 @@
-import copy
-
 import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.positions import LearnedPositions
 from vit_lightning.models.resize import resize
 
 METHODS = ("bicubic", "bilinear")
@@ -29,21 +26,6 @@ def test_product_and_gradient_are_those_of_timm(method, grid):
     above = torch.randn(found.shape, generator=generator)
     (wanted,), (got,) = (torch.autograd.grad(output, table, above) for output in (expected, found))
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
-
-
-def test_positions_are_resized_in_float32_at_least_whatever_autocast_and_the_model_s_type_are():
-    exact = LearnedPositions((4, 4), 8, 1).double()
-    torch.nn.init.normal_(exact.table, generator=torch.Generator().manual_seed(0))
-    single = copy.deepcopy(exact).float()
-    for positions in (exact, single):
-        positions.set_grid((6, 7))
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(single.rows().double(), exact.rows(), rtol=0, atol=1e-6)
-    half = single.bfloat16()
-    assert (half.rows().dtype, half.resizing.table.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.equal(half.double().resizing.table, exact.resizing.table)
-    assert list(half.state_dict()) == ["table"]
-    assert half.to("meta").rows().shape == (1, 43, 8)  # where autocast knows no type
 
 
 def test_a_table_of_another_grid_is_refused():

@@ -11,8 +11,7 @@ from vit_lightning.models.feed_forward import FeedForwardBlock
 from vit_lightning.models.heads import ClassTokenAndMeanPool
 from vit_lightning.models.initialisation import INITIALISATIONS
 from vit_lightning.models.layers import BatchNorm
-from vit_lightning.models.positions import LearnedPatchPositions, SinCos2dPositions
-from vit_lightning.models.resize import resize
+from vit_lightning.models.positions import SinCos2dPositions
 from vit_lightning.models.vit import ViT
 
 ROTARY = partial(RotaryAttention, register_temperature=100.0)
@@ -118,31 +117,3 @@ def test_unknown_words_are_refused_in_python_too():
         "positions=rotary must be one of learned, sincos2d, none",
         f"initialisation=tim must be one of {', '.join(INITIALISATIONS)} (did you mean timm?)",
     ]
-
-
-@pytest.mark.parametrize("positions", ["learned", LearnedPatchPositions, "sincos2d", "none", "rotary"])
-def test_images_of_another_size_and_back(positions):
-    attention = RotaryAttention if positions == "rotary" else MultiHeadAttention
-    given = {"patch_size": (2, 4), "emb_size": 8, "depth": 1, "num_heads": 1, "num_classes": 3, "attention": attention}
-    given["positions"] = "none" if positions == "rotary" else positions
-    vit, larger = (ViT(image_size=size, **given).double().eval() for size in ((8, 8), (12, 8)))
-    torch.nn.init.normal_(vit.head.linear.weight)
-    state = vit.state_dict()
-    before = {name: value.clone() for name, value in state.items()}
-    small, large = torch.randn(2, 3, 8, 8).double(), torch.randn(2, 3, 12, 8).double()
-    expected = vit(small)
-    with torch.inference_mode():
-        vit.set_image_size((12, 8))
-    resized = dict(state)
-    if (table := resized.get("patch_embedding.positions.table")) is not None:
-        prefix = table.shape[1] - 8
-        resized["patch_embedding.positions.table"] = resize(table, (4, 2), (6, 2), prefix, "bicubic")
-    larger.load_state_dict(resized)
-    assert torch.equal(vit(large), larger(large))
-    vit.train()(large).sum().backward()
-    assert all(weight.grad is not None for weight in vit.parameters())
-    vit.eval().set_image_size(8)
-    assert torch.equal(vit(small), expected)
-    assert all(torch.equal(value, before[name]) for name, value in vit.state_dict().items())
-    with pytest.raises(UserError, match=r"patch_size=2x4 does not divide image_size=9"):
-        vit.set_image_size(9)

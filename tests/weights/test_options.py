@@ -36,7 +36,7 @@ OTHER = {
     **{"attention": partial(attention.MultiHeadAttention, dim_head=4), "feed_forward": feed_forward.SwiGLU},
     **{"dim_head": 16, "qkv_bias": False, "scale": 0.7, "qk_norm": RMSNorm, "norm": RMSNorm, "projection": False},
     **{"projection_bias": False, "temperature": 99.0, "max_resolution": 5.0, "reference_grid": (3, 3), "centred": True},
-    **{"expansion": 3.0, "activation": "relu", "bias": False, "patch_norm": RMSNorm, "form": "timm", "eps": 1e-3},
+    **{"expansion": 3.0, "activation": "relu", "bias": False, "patch_norm": RMSNorm, "form": "mae", "eps": 1e-3},
     **{"step_size": 0.7, "threshold": 0.7, "prefix": True, "hidden": 7, "gate": "heads", "register_temperature": 9.0},
 }
 """Another value of each argument than its default."""

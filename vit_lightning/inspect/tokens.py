@@ -74,12 +74,11 @@ def cka(features: Sequence[Tensor]) -> Tensor:
 def position_similarity(network: Any) -> Tensor | None:
     """Returns the cosine of each patch's position with all others, (n, rows, columns); None without added positions.
 
-    Positions that are resized for other images are those that the network adds (Dosovitskiy et al. 2021, figure 7).
+    As Dosovitskiy et al. 2021, figure 7.
     """
     grid = grid_of(network)
     positions = getattr(network.patch_embedding, "positions", None) if isinstance(network, ViT) else None
-    rows = getattr(positions, "rows", None)
-    table = getattr(network, "pos_embed", None) if positions is None else rows() if rows else positions.table
+    table = getattr(network, "pos_embed", None) if positions is None else positions.table
     if not isinstance(table, Tensor):
         return None
     patches = F.normalize(table.detach().flatten(end_dim=-2)[-grid.rows * grid.columns :], dim=-1)

@@ -169,7 +169,7 @@ class PatchEmbedding(NamedSequential):
         """Raises UserError for images of another size than that of the positions."""
         if self.image_size is not None and tuple(images.shape[2:]) != self.image_size:
             given, fitting = ("x".join(map(str, size)) for size in (images.shape[2:], self.image_size))
-            way_out = "resize them, or call the network's set_image_size"
+            way_out = "resize them, or make the network for them (load has image_size)"
             raise UserError(f"images of {given} pixels, but the positions are those of {fitting}: {way_out}")
         tokens: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
         if self.float32_residual and not tokens.is_meta and torch.is_autocast_enabled(tokens.device.type):

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, at_least, choice, problems_of, refuse
-from vit_lightning.models.resize import Interpolation, interpolated, resize_matrix
+from vit_lightning.errors import UserError, choice, problems_of, refuse
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -24,55 +23,34 @@ Grid = tuple[int, int]
 class LearnedPositions(nn.Module):
     """A learned vector for each token, those before the patches included (Dosovitskiy et al. 2021, equation 1).
 
-    Images of another size get a table that is interpolated in each step; the learned one keeps its shape.
-
     Args:
         grid: rows and columns of patches.
         emb_size: width of the tokens.
         prefix_tokens: number of tokens before the patches.
-        std: standard deviation of the first vectors, normal; that of ViT's initialisation when not given.
     """
 
-    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0, *, std: float | None = None) -> None:
+    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
         super().__init__()
-        refuse(at_least(0, std=std))
-        self.std = std
         self.table = nn.Parameter(torch.zeros(1, prefix_tokens + grid[0] * grid[1], emb_size))
         self.grid = grid
-        self.table_prefix = prefix_tokens
-        self.resizing: ExactTable | None = None
-
-    def set_grid(self, grid: Grid, interpolation: Interpolation = "bicubic") -> None:
-        """Sets rows and columns of the patches that images have from now on."""
-        self.resizing = None
-        if grid != self.grid:
-            matrix = resize_matrix(self.grid, grid, interpolation)
-            self.resizing = ExactTable(matrix, at_least=torch.float32).to(self.table)
-
-    def rows(self) -> Tensor:
-        """Returns the table for the images' grid, (1, p + n, e) or without the p rows before the patches."""
-        if self.resizing is None:
-            return self.table
-        prefix, patches = self.table[:, : self.table_prefix], self.table[:, self.table_prefix :]
-        return torch.cat([prefix, interpolated(patches, self.resizing.table)], dim=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         # cast: a float32 table would turn the whole residual stream into float32, also under autocast
-        return tokens + self.rows().to(tokens.dtype)
+        return tokens + self.table.to(tokens.dtype)
 
 
 class LearnedPatchPositions(LearnedPositions):
     """A learned vector for each patch, none for the tokens before them (big_vision; DeiT III)."""
 
-    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0, *, std: float | None = None) -> None:
-        super().__init__(grid, emb_size, std=std)
+    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
+        super().__init__(grid, emb_size)
         self.prefix_tokens = prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return tokens + F.pad(self.rows().to(tokens.dtype), (0, 0, self.prefix_tokens, 0))
+        return tokens + F.pad(self.table.to(tokens.dtype), (0, 0, self.prefix_tokens, 0))
 
 
-SinCosForm = Literal["big_vision", "simple_vit", "mae", "timm", "timm_interleaved"]
+SinCosForm = Literal["big_vision", "simple_vit", "mae"]
 
 
 def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: SinCosForm = "big_vision") -> Tensor:
@@ -84,19 +62,16 @@ def sincos2d(grid: Grid, emb_size: int, temperature: float = 10_000.0, *, form: 
         temperature: ratio of the longest to the shortest wavelength.
         form: order of the four quarters of a row. big_vision: sin x, cos x, sin y, cos y (its ``models/vit.py:
             posemb_sincos_2d``; Beyer et al. 2022). simple_vit: the same in float32 arithmetic, as in vit-pytorch's
-            SimpleViT. mae: the same with timm's wavelengths (He et al. 2022). timm: sin y, sin x, cos y, cos x (its
-            ``build_sincos2d_pos_embed``). timm_interleaved: sin y, cos y, sin x, cos x. The last wavelength of these
-            three is one step short of the temperature.
+            SimpleViT. mae: the same with the last wavelength one step short of the temperature (He et al. 2022).
     """
     quarter = emb_size // 4
     dtype = torch.float32 if form == "simple_vit" else torch.float64
     steps = torch.arange(quarter, dtype=dtype, device="cpu")
-    steps = steps / (max(quarter - 1, 1) if form in ("big_vision", "simple_vit") else quarter)
+    steps = steps / (quarter if form == "mae" else max(quarter - 1, 1))
     frequencies = 1.0 / temperature**steps
     y, x = torch.meshgrid(*(torch.arange(size, dtype=dtype, device="cpu") for size in grid), indexing="ij")
     x, y = x.reshape(-1, 1) * frequencies, y.reshape(-1, 1) * frequencies
-    quarters = {"timm": (y.sin(), x.sin(), y.cos(), x.cos()), "timm_interleaved": (y.sin(), y.cos(), x.sin(), x.cos())}
-    return torch.cat(quarters.get(form, (x.sin(), x.cos(), y.sin(), y.cos())), dim=1).double()
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).double()
 
 
 class ExactTable(nn.Module):
@@ -148,14 +123,7 @@ class SinCos2dPositions(ExactTable):
         must_be = f"emb_size={emb_size} must be a multiple of 4 for 2-D sine and cosine positions"
         refuse([must_be] if emb_size % 4 else [], choice("form", form, get_args(SinCosForm)))
         super().__init__(F.pad(sincos2d(grid, emb_size, temperature, form=form), (0, 0, prefix_tokens, 0)))
-        self.emb_size, self.prefix_tokens, self.temperature = emb_size, prefix_tokens, temperature
-        self.form: SinCosForm = form
-
-    def set_grid(self, grid: Grid, interpolation: Interpolation = "bicubic") -> None:
-        """Computes the table of another grid; nothing is interpolated."""
-        table = sincos2d(grid, self.emb_size, self.temperature, form=self.form)
-        self.exact = F.pad(table, (0, 0, self.prefix_tokens, 0))
-        self.table = self.exact.to(self.table)
+        self.form, self.temperature = form, temperature
 
     def forward(self, tokens: Tensor) -> Tensor:
         return tokens + self.table.to(tokens.dtype)

@@ -5,8 +5,6 @@ Shape letters: p tokens before the patches, n patches, e emb_size.
 
 from __future__ import annotations
 
-import contextlib
-import math
 from typing import Literal
 
 import torch
@@ -44,28 +42,7 @@ def resize(table: Tensor, old_grid: Size, new_grid: Size, prefix_tokens: int, in
     if tuple(old_grid) == tuple(new_grid):
         return torch.cat([prefix, patches], dim=1)
     exact = patches.dtype if patches.dtype in (torch.float32, torch.float64) else torch.float32
-    matrix = resize_matrix(old_grid, new_grid, interpolation).to(patches.device, exact)
-    return torch.cat([prefix, interpolated(patches, matrix)], dim=1)
-
-
-def resize_matrix(old_grid: Size, new_grid: Size, interpolation: Interpolation) -> Tensor:
-    """Returns the matrix (n of the new grid, n of the old one) by which a table is resized, in float64 on the CPU.
-
-    A product adds in a fixed order on every device, which ``F.interpolate`` does not in its backward pass on CUDA.
-
-    Args:
-        old_grid: rows and columns of the table's grid.
-        new_grid: rows and columns of the result's grid.
-        interpolation: how it is resized.
-    """
-    images = torch.eye(math.prod(old_grid), dtype=torch.float64, device="cpu").reshape(-1, 1, *old_grid)
     *aliased, kind = interpolation.split()
+    images = rearrange(patches.to(exact), "1 (h w) e -> 1 e h w", h=old_grid[0])
     resized = F.interpolate(images, size=tuple(new_grid), mode=kind, antialias=not aliased)
-    return rearrange(resized, "n 1 h w -> (h w) n").contiguous()
-
-
-def interpolated(patches: Tensor, matrix: Tensor) -> Tensor:
-    """Returns positions of patches (1, n, e) on the grid of a ``resize_matrix``, computed in the type of the matrix."""
-    no_cast = contextlib.nullcontext() if patches.is_meta else torch.autocast(patches.device.type, enabled=False)
-    with no_cast:
-        return (matrix @ patches.to(matrix.dtype)).to(patches.dtype)
+    return torch.cat([prefix, rearrange(resized, "1 e h w -> 1 (h w) e").to(patches.dtype)], dim=1)

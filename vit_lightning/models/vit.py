@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 from torch.nn import Dropout
 
@@ -28,8 +27,7 @@ from vit_lightning.models.patches import (
 )
 from vit_lightning.models.positions import POSITIONS, Positions
 from vit_lightning.models.presets import find_preset
-from vit_lightning.models.resize import Interpolation
-from vit_lightning.sizes import Size, pair
+from vit_lightning.sizes import pair
 
 
 class ViT(NamedSequential):
@@ -174,37 +172,6 @@ class ViT(NamedSequential):
         if positions != "none" or rotary:
             self.patch_embedding.image_size = image_size
         chosen(initialisation, INITIALISATIONS)(self)
-
-    @torch.inference_mode(False)  # tables made while validating, as by a schedule of sizes, are used in training too
-    def set_image_size(self, size: int | Size, interpolation: Interpolation = "bicubic") -> None:
-        """Sets height and width of the images from now on, without a change of any weight.
-
-        Learned positions are interpolated in each step, those of sines and cosines and rotary ones computed anew.
-
-        Args:
-            size: height and width in pixels, one number for squares; multiples of the patch size.
-            interpolation: of learned positions.
-
-        Raises:
-            UserError: the patches do not tile such images, or positions of the user's own have no ``set_grid``.
-        """
-        size = pair(size)
-        if size == self.image_size:
-            return
-        positions = getattr(self.patch_embedding, "positions", None)
-        problems = checks.patches(size, self.patch_size)
-        if positions is not None and not hasattr(positions, "set_grid"):
-            problems.append(f"positions: {type(positions).__name__} has no set_grid, so that image_size cannot change")
-        refuse(problems)
-        grid = (size[0] // self.patch_size[0], size[1] // self.patch_size[1])
-        if positions is not None:
-            positions.set_grid(grid, interpolation)
-        for module in self.encoder.modules():
-            if isinstance(module, RotaryAttention):
-                module.set_grid(grid, self.prefix_tokens, self.register_tokens)
-        self.image_size = size
-        if self.patch_embedding.image_size is not None:
-            self.patch_embedding.image_size = size
 
     def forward_features(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
         """Returns the tokens before pooling, (b, p + n, e) with p tokens before the patches, of images (b, c, H, W).

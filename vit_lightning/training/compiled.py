@@ -58,7 +58,7 @@ def compile_module(
     torch._dynamo.reset()  # what earlier runs of this process compiled counts towards a limit
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # probes and pictures add hooks
     torch._dynamo.config.optimize_ddp = False  # with it checkpointing does not compile; blocks need no other split
-    torch._dynamo.config.recompile_limit = 64  # a graph for each size of a schedule; beyond it code is not compiled
+    torch._dynamo.config.recompile_limit = 64  # a graph for each shape of a batch; beyond it code is not compiled
     from torch._inductor import config as inductor  # imported only by runs that compile
 
     # with trainer.deterministic kernels and padding are chosen by rule, not by timings in this process

@@ -488,8 +488,6 @@ def model_config(model: nn.Module) -> dict[str, Any]:
 def canonical_state(vit: ViT) -> dict[str, Tensor]:
     """Returns the weights under the names that a ViT of ``build(describe(vit))`` has."""
     state = dict(vit.state_dict())
-    if isinstance(positions := getattr(vit.patch_embedding, "positions", None), LearnedPositions):
-        state["patch_embedding.positions.table"] = positions.rows().detach()  # for the images' size of now
     if isinstance(vit.patch_embedding.projection, LinearProjection) and f"{PATCHES}.patch_norm.weight" not in state:
         height, width = vit.patch_size
         matrix = state.pop(f"{PATCHES}.linear.weight")
