@@ -100,7 +100,6 @@ COMMANDS = {
         "must end in .npz",
         "split=val is for the run's own images",
     ],
-    "embed --ckpt=run flat --blocks=[1]": "blocks=[1] must be ... the network has 1, 0 the first and -1 the last",
     "embed --ckpt=run flat --device=gpu": "device=gpu: ",
     "export": ["--ckpt is missing", "--out is missing"],
     "export --ckpt=nowhere --out=new --to=tflite": ["to=tflite must be one of safetensors, onnx", "ckpt=nowhere is"],

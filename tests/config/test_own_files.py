@@ -1,6 +1,5 @@
 """Files of the user's own: where they are found, whose errors are shown, and what a run keeps of them."""
 
-import importlib.util
 import sys
 import sysconfig
 from pathlib import Path
@@ -139,14 +138,6 @@ def test_a_network_that_looks_at_its_numbers_is_built_all_the_same(in_folder):
     )
     looks += "    def forward(self, images):\n        return super().forward(images / images.std().item())\n"
     assert width(project(in_folder / "one", net=looks)) == 7
-
-
-def test_the_folder_of_wandb_in_a_run_is_not_taken_for_the_package(tmp_path):
-    (tmp_path / "wandb" / "cache").mkdir(parents=True)
-    for name in ("config.yaml", "environment.json"):
-        (tmp_path / name).write_text("{}")
-    use_files([tmp_path])
-    assert importlib.util.find_spec("wandb").origin.endswith("__init__.py")
 
 
 def test_copies_are_what_was_imported(in_folder):

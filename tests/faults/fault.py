@@ -6,7 +6,7 @@ place), ckpt_done (after it has), best_write and best_done (of best.ckpt alone),
 signal (KILL, TERM, INT, STOP), one to the whole process group (GROUP_TERM and so on), one from rank 0 to rank 1
 (RANK1_TERM and so on), one in the middle of a write (LATE_TERM and so on: training has gone on, and the file is
 complete only when it is waited for), one in a step of ten seconds (SLOW_INT and so on), EXC, NAN, HUGE, SLEEP, HANG,
-LOCK (holds Python's lock for ever); FULL (no file can grow beyond 20 kB), BRIM (beyond 64 bytes) and FREE
+LOCK (holds Python's lock for ever); FULL (no file can grow beyond 20 kB) and BRIM (beyond 64 bytes)
 stand for the disk; LOSE deletes best.ckpt, MOVE moves the run folder. The file ``fault`` has the time. A run
 that torchrun or SLURM has started again has no faults.
 """
@@ -28,7 +28,7 @@ from lightning.pytorch import Callback
 from vit_lightning.storage import checkpoint_files as checkpoint_io
 
 GRADIENTS = {"NAN": torch.nan, "HUGE": 1e25}
-DISKS = {"FULL": 20_000, "BRIM": 64, "FREE": 0}
+DISKS = {"FULL": 20_000, "BRIM": 64}
 
 
 class Fault(Callback):
@@ -101,7 +101,7 @@ class Fault(Callback):
         elif kind == "MOVE":
             self.folder.rename(self.folder.with_name("moved"))
         elif kind in DISKS:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind] or hard, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (DISKS[kind], hard))
         elif kind.startswith("LATE_"):
             assert self.went_on.wait(60)
             os.kill(os.getpid(), getattr(signal, kind.replace("LATE_", "SIG")))

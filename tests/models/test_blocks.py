@@ -129,20 +129,6 @@ def test_drop_path_leaves_out_whole_images_and_scales_the_others():
     torch.testing.assert_close(out, branch / 0.75 * kept[:, None, None])
 
 
-def test_named_sequential_leaves_none_children_out_and_keeps_the_order():
-    block = NamedSequential(second=nn.Tanh(), nothing=None, first=nn.ReLU())
-    assert list(dict(block.named_children())) == ["second", "first"]
-    assert torch.equal(block(torch.tensor([-1.0, 1.0])), torch.tensor([-1.0, 1.0]).tanh().relu())
-
-
-def test_a_slice_of_a_block_is_a_plain_sequential():
-    block = FeedForwardBlock(8)
-    part = block[:2]
-    assert list(part.state_dict()) == ["expand.weight", "expand.bias"]
-    assert torch.equal(part(torch.ones(1, 8)), block.activation(block.expand(torch.ones(1, 8))))
-    assert block[-1] is block.output_dropout
-
-
 WRONG = {"dropout": 1.0, "expansion": 0.0, "activation": "mish"}
 
 

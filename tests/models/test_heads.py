@@ -1,13 +1,7 @@
 import torch
-from tensors import randn, randomise
 
 from vit_lightning import ViT
-from vit_lightning.models.heads import (
-    ClassificationHead,
-    ClassTokenAndMeanPool,
-    DistilledHead,
-    MeanAllPool,
-)
+from vit_lightning.models.heads import ClassificationHead, ClassTokenAndMeanPool, MeanAllPool
 
 SMALL = {"image_size": 8, "patch_size": 4, "emb_size": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
 
@@ -23,13 +17,3 @@ def test_head_dropout_drops_pooled_channels_in_training():
     out = head(torch.ones(8, 3, 400))
     assert abs((out == 0).float().mean().item() - 0.25) < 0.05
     assert torch.equal(head.eval()(torch.ones(8, 3, 400)), torch.ones(8, 400))
-
-
-def test_distilled_head_gives_a_pair_in_training_and_its_mean_in_evaluation():
-    head = randomise(DistilledHead(emb_size=4, num_classes=3)).double()
-    tokens = randn(2, 6, 4)
-    pair = head(tokens)
-    assert isinstance(pair, tuple)
-    torch.testing.assert_close(pair[0], head.linear(tokens[:, 0]))
-    torch.testing.assert_close(pair[1], head.distillation(tokens[:, 1]))
-    torch.testing.assert_close(head.eval()(tokens), (pair[0] + pair[1]) / 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ def embed(
     ckpt: Checkpoint,
     split: Split = "test",
     out: Path | None = None,
-    blocks: Sequence[int] = (),
     image_size: Size = None,
     config: Facts = None,
     trust: Trust = False,
@@ -48,8 +46,6 @@ def embed(
         *images: image files and folders; by default the test images of the run that trained the model.
         split: images of the run that are taken without any: train (without augmentation), val or test.
         out: new .npz file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
-        blocks: numbers of encoder blocks, 0 the first and -1 the last, of which the mean over the patch tokens is
-            written too.
         batch_size: images in a batch; with the run's own test images that of the run.
         num_workers: processes that decode image files; likewise.
         device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
@@ -80,7 +76,7 @@ def embed(
     )
     if note := in_words(left_out) or data.notice:
         say(note)
-    columns = _columns(model, data, blocks, split)
+    columns = _columns(model, data, split)
     content = io.BytesIO()
     np.savez(content, **columns)  # type: ignore[arg-type]
     with ExitStack() as stack:
@@ -122,8 +118,8 @@ def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:
     return data
 
 
-def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split) -> Columns:
-    """Returns the table: image, for images of a run label, features, and a column for each block."""
+def _columns(model: Model, data: ImageData, split: Split) -> Columns:
+    """Returns the table: image, for images of a run label, and features."""
     if split != "test" and not data.own_loaders:
         raise UserError(f"split={split} needs data with our own loaders (ImageData)")
     dataset: Any = data.dataset(split)
@@ -133,17 +129,12 @@ def _columns(model: Model, data: ImageData, blocks: Sequence[int], split: Split)
     batches = data.predict_dataloader() if split == "test" else data.plain_batches(split, indices)
     names: list[str] = []
     labels: list[int] = []
-    parts: list[list[torch.Tensor]] = []
+    features: list[torch.Tensor] = []
     with tqdm(total=len(indices), desc="features", unit=" images", disable=None, leave=False) as bar:
         for batch in batches:
-            pooled, *tokens = model.features(model.to_input(batch, data), blocks)
-            first = model.prefix_tokens
-            found = [pooled, *(each[:, first:].mean(dim=1) for each in tokens)]
-            parts.append([each.float().cpu() for each in found])
+            features.append(model.features(model.to_input(batch, data))[0].float().cpu())
             names += [str(name(index)) for index in batch.indices.tolist()]
             labels += batch.labels.tolist()
             bar.update(len(batch.indices))
-    keys = ["features", *(f"block_{number}" for number in blocks)]
     of_data = {} if isinstance(data, ImageFiles) else {"label": np.array(labels)}
-    values = [torch.cat(column).numpy() for column in zip(*parts, strict=True)]
-    return {"image": np.array(names), **of_data, **dict(zip(keys, values, strict=True))}
+    return {"image": np.array(names), **of_data, "features": torch.cat(features).numpy()}

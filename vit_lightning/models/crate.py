@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import at_least, refuse
 from vit_lightning.models.attention import MultiHeadAttention
 from vit_lightning.models.blocks import Branch
 from vit_lightning.models.layers import Layer, LayerNorm, NamedSequential, ResidualAdd
@@ -75,7 +74,6 @@ class ISTA(nn.Module):
 
     def __init__(self, emb_size: int = 384, *, step_size: float = 0.1, threshold: float = 0.1) -> None:
         super().__init__()
-        refuse(at_least(0, step_size=step_size, threshold=threshold))
         self.step_size, self.threshold = step_size, threshold
         self.dictionary = nn.Parameter(nn.init.kaiming_uniform_(torch.empty(emb_size, emb_size)))
 

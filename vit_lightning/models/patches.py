@@ -12,7 +12,7 @@ from einops import repeat
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, at_least, probabilities, refuse
+from vit_lightning.errors import UserError
 from vit_lightning.models.layers import Layer, NamedSequential
 from vit_lightning.sizes import Size
 
@@ -106,7 +106,6 @@ class LearnedTokens(nn.Module):
 
     def __init__(self, emb_size: int, count: int = 1) -> None:
         super().__init__()
-        refuse(at_least(1, count=count))
         self.token = nn.Parameter(torch.zeros(1, count, emb_size))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -141,7 +140,6 @@ class PatchDropout(nn.Module):
 
     def __init__(self, p: float, prefix_tokens: int) -> None:
         super().__init__()
-        refuse(probabilities(p=p))
         self.p, self.prefix_tokens = p, prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, choice, problems_of, refuse
+from vit_lightning.errors import UserError, choice, refuse
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -180,20 +180,8 @@ class RotaryPositions(ExactTable):
     ) -> None:
         if dim_head % 4:
             raise UserError(f"dim_head={dim_head} must be a multiple of 4 for rotary positions in two dimensions")
-        refuse(
-            problems_of(
-                ("temperature", temperature, temperature > 0.0, "above 0"),
-                ("max_resolution", max_resolution, max_resolution is None or max_resolution > 0.0, "above 0"),
-                ("max_resolution", max_resolution, max_resolution is None or not centred, "left out with centred=true"),
-                (
-                    "register_tokens",
-                    registers,
-                    math.isqrt(registers) ** 2 == registers,
-                    "a square number to be rotated",
-                ),
-                ("register_temperature", register_temperature, register_temperature > 0.0, "above 0"),
-            )
-        )
+        if math.isqrt(registers) ** 2 != registers:
+            raise UserError(f"register_tokens={registers} must be a square number to be rotated")
         count = dim_head // 4
         steps = torch.arange(count, dtype=torch.float64, device="cpu")
         if centred:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, at_least, problems_of, refuse
+from vit_lightning.errors import UserError, at_least, refuse
 from vit_lightning.inspect.watch import chosen_of, find_blocks
 from vit_lightning.models.heads import ClassificationHead, DistilledHead, find_head
 from vit_lightning.random_keys import one_key
@@ -93,11 +92,7 @@ class KNNProbe(Callback):
         every_n_epochs: int = 1,
         train_images: int | None = 10_000,
     ) -> None:
-        is_number = 0.0 < temperature < math.inf
-        refuse(
-            at_least(1, k=k, every_n_epochs=every_n_epochs, train_images=train_images),
-            problems_of(("temperature", temperature, is_number, "a finite number above 0")),
-        )
+        refuse(at_least(1, k=k, every_n_epochs=every_n_epochs, train_images=train_images))
         self.k, self.temperature = k, temperature
         self.every_n_epochs, self.train_images = every_n_epochs, train_images
 
