@@ -32,7 +32,7 @@ CEILINGS = {
     "config": 1_963, "figures": 777, "commands": 2_249, "report": 1_948, "ablation": 1_646, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
-ABOVE = {"(root)": 694, "config": 2_478, "data": 2_873, "training": 2_700, "weights": 3_002}
+ABOVE = {"(root)": 694, "config": 2_478, "data": 2_825, "training": 2_700, "weights": 2_958}
 """Most lines of rooms that are above their ceiling still; lower them with the room.
 
 Attempts, of 25,400 lines in all: promises taken back and satellites out, 22,415; features that no config, page or study

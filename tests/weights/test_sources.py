@@ -91,9 +91,7 @@ def test_other_sizes_and_classes(theirs, in_folder, trained):
     assert run.network(torch.randn(2, 1, 16, 12)).shape == (2, 2)
     with pytest.raises(UserError, match=r"source=.*out: patch_size=4 does not .*image_size"):
         open_source(trained[0], image_size=9)
-    with pytest.raises(UserError, match=r"image_size=a must be a number of pixels"):
-        open_source(trained[0], image_size="a")
-    with pytest.raises(UserError, match=r"num_classes=-1 must be a whole number"):
+    with pytest.raises(UserError, match=r"num_classes=-1 must be at least 0"):
         open_source(trained[0], num_classes=-1)
     with pytest.raises(UserError, match=r"config.num_heads=2: the config of its run tells this"):
         open_source(trained[0], config={"num_heads": 2})

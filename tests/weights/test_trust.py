@@ -59,12 +59,12 @@ def test_no_door_imports_what_a_file_names(door, foreign, trained, capsys):
     for model in ({"class_path": foreign}, attention):
         place, read = checkpoint_naming(model, trained), DOORS[door]
         if callable(read):
-            with pytest.raises(UserError, match=r"class_path=foreign_part.Thing .*trust=True"):
+            with pytest.raises(UserError, match=r"class_path=foreign_part.Thing: .*trust=True"):
                 read(place)
         else:
             assert main([word.format(place) for word in read]) == 2
             said = capsys.readouterr().err
-            assert "class_path=foreign_part.Thing is of none of the packages" in said
+            assert "class_path=foreign_part.Thing: a file of weights may name" in said
             assert "trust" in said
     assert not Path("harmed").exists()
 
@@ -76,7 +76,7 @@ def test_descriptions_of_weights_import_nothing(form, foreign):
     torch.save({"state_dict": weights, "config": config} if "inside" in form else weights, place)
     Path("a.json").write_text(json.dumps(config if form == "beside" else {}))
     for read in (load, lambda place: open_initial_weights(place, network_in_file).described()):
-        with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing is of none of the packages"):
+        with pytest.raises(UserError, match=r"model.class_path=foreign_part.Thing: a file of weights may name"):
             read(place)
     assert main(["export", f"--ckpt={place}", "--out=out", "--to=timm"]) == 2
     assert not Path("harmed").exists()
@@ -145,7 +145,7 @@ def test_a_trusted_run_brings_the_files_of_its_classes(in_folder, capsys):
     Path("elsewhere").mkdir()
     os.chdir("elsewhere")  # where no file has the name
     images = torch.randn(2, 1, 8, 8)
-    with pytest.raises(UserError, match=r"own_mix.Mix .* if you wrote or read that code: trust=True$"):
+    with pytest.raises(UserError, match=r"own_mix.Mix: .* if you wrote or read that code: trust=True$"):
         load("../run")
     logits = load("../run", trust=True).network(images)
     assert torch.equal(load("../run", trust=True, num_classes=10).network(images), logits)

@@ -94,7 +94,6 @@ class ImageData(LightningDataModule):
         """Returns what is wrong with the values of the arguments."""
         problems = at_least(1, batch_size=self.batch_size, repetitions=self.repetitions, shots=self.shots)
         problems += at_least(0, num_workers=self.num_workers, split_seed=self.split_seed)
-        problems += at_least(0, mixing_off_epoch=self.mixing_off_epoch)
         mixed = sum(way.p or 0.0 for way in self.mixing or [])
         problems += problems_of(
             ("split_seed", self.split_seed, self.split_seed < 2**32, "below 2**32"),
@@ -103,8 +102,6 @@ class ImageData(LightningDataModule):
         )
         if self.shots is not None and self.fraction != 1.0:
             problems.append(f"shots={self.shots} beside fraction={self.fraction}: give one of the two")
-        if self.mixing_off_epoch is not None and not self.mixing:
-            problems.append(f"mixing_off_epoch={self.mixing_off_epoch}: there is no mixing to end (give mixing)")
         return problems
 
     def pinned(self) -> dict[str, Any]:
@@ -257,10 +254,8 @@ class ImageData(LightningDataModule):
         """Indices of the training images that are used; None for all."""
         if self.fraction == 1.0 and self.shots is None:
             return None
-        labels = getattr(self.dataset("train"), "labels", None)
-        if labels is None:
-            raise UserError(f"fraction={self.fraction}, shots={self.shots}: the dataset has no attribute labels")
-        labels, names = torch.as_tensor(labels), self.class_names
+        train: Any = self.dataset("train")
+        labels, names = torch.as_tensor(train.labels), self.class_names
         counts = torch.bincount(labels, minlength=len(names)).tolist()
         short = [f"{name} {count}" for name, count in zip(names, counts, strict=True) if count < (self.shots or 0)]
         if short:
@@ -296,8 +291,6 @@ class ImageData(LightningDataModule):
         )
 
     def train_dataloader(self) -> Loader:
-        if (images := self.image_count("train")) < self._ranks:
-            raise UserError(f"trainer.devices: each process trains on an image, and there are {images} (give fewer)")
         return self._loader("train", self._train_requests, self.train_batches_per_epoch)
 
     def val_dataloader(self) -> Loader:

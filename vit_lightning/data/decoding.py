@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,10 +43,7 @@ Interpolation = Literal[
 """How images are resized, antialiased: by Pillow, by torch's vectorised kernels for 8 bits (fast), or where they are
 trained on (device)."""
 
-FORMATS = (
-    *("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000"),
-    *["AVIF"] * bool(find_spec("PIL.AvifImagePlugin")),
-)
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF", "JPEG2000", "AVIF")
 """Formats that are tried, whatever the suffix; others are rare or could start other programs (EPS)."""
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 

@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
 from vit_lightning.classes import SHOWN, in_order, listed, one_form
 from vit_lightning.data.base import ImageData
-from vit_lightning.data.batches import Batch, Pixels, Request, gather
+from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation, is_image, suffixes
 from vit_lightning.data.image_set import (
     LEFT_BEHIND,
@@ -296,7 +295,7 @@ class ImageFiles(ImageData):
 
     def make_dataset(self, split: Split) -> Dataset[Batch]:
         names = [str(file) if isinstance(file, Path) else f"image {number}" for number, file in enumerate(self.files)]
-        return _Files(
+        return DecodedImages(
             encoded=Encoded(_itself, self.files, [0] * len(self.files), names),
             image_size=pair(self.image_size),
             min_area=1.0,
@@ -305,20 +304,6 @@ class ImageFiles(ImageData):
             resize=self.resize,
             gray=self.in_channels == 1,
         )
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class _Files(DecodedImages):
-    """Images without labels, in colour or gray."""
-
-    gray: bool = False
-
-    def __getitems__(self, request: Request) -> Batch | UserError:
-        def read(index: int, key: int | None) -> tuple[Pixels, int]:
-            image = Image.fromarray(self.pixels(index, None))
-            return np.atleast_3d(np.asarray(image.convert("L") if self.gray else image)), 0
-
-        return gather(request, (1 if self.gray else 3, *self.image_size), read)
 
 
 def _itself(image: Path | Image.Image) -> Path | Image.Image:

@@ -45,30 +45,30 @@ class Images(Dataset[Batch]):
     Args:
         images: (n, c, H, W), uint8.
         labels: (n,), int64.
+        decoded: the dataset that they were decoded from, which has their names, originals and fingerprint.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, decoded: DecodedImages | None = None) -> None:
         assert images.dtype == torch.uint8
         assert len(images) == len(labels)
-        self.images, self.labels = images, labels
+        self.images, self.labels, self.decoded = images, labels, decoded
         self._on_device: tuple[Tensor, Tensor] | None = None  # a copy of images and labels
 
-    def move_to(self, device: torch.device) -> None:
-        """Copies the images to a device, from which batches then come; the loader must have no workers."""
-        self._on_device = self.images.to(device), self.labels.to(device)
-
     def move_if_small(self, device: torch.device) -> None:
-        """Copies the images to a GPU if they take at most a quarter of what is free: training needs most of it."""
+        """Copies the images to a GPU, from which batches then come, if they take at most a quarter of what is free.
+
+        Training needs most of it. The loader must have no workers.
+        """
         if not self.is_moved and self.images.nbytes <= torch.cuda.mem_get_info(device)[0] // 4:
-            self.move_to(device)
+            self._on_device = self.images.to(device), self.labels.to(device)
 
     @property
     def is_moved(self) -> bool:
         return self._on_device is not None
 
     def needs_workers(self, device: torch.device) -> bool:
-        """Whether worker processes may make its batches, for training on a device."""
-        return not self.is_moved
+        """Whether worker processes may make its batches: on a CPU to hand them over costs more than to make them."""
+        return not self.is_moved and (self.decoded is None or device.type != "cpu")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -84,14 +84,16 @@ class Images(Dataset[Batch]):
         return Batch(images.index_select(0, indices), labels[indices], indices, keys)
 
     def name(self, index: int) -> str:
-        """Returns the name of an image in errors and lists: here its index."""
-        return str(index)
+        """Returns the name of an image in errors and lists: its index where it comes from no file."""
+        return str(index) if self.decoded is None else self.decoded.name(index)
 
     def whole(self, index: int) -> Pixels:
-        """Returns an image, uint8 (H, W, c)."""
-        return self.images[index].permute(1, 2, 0).numpy()
+        """Returns an image, uint8 (H, W, c), at its original size."""
+        return self.images[index].permute(1, 2, 0).numpy() if self.decoded is None else self.decoded.whole(index)
 
     def fingerprint(self) -> str:
+        if self.decoded is not None:
+            return self.decoded.fingerprint()
         digest = hashlib.sha256(self.labels.numpy().tobytes())
         digest.update(self.images.contiguous().numpy().data)
         return digest.hexdigest()
@@ -145,6 +147,7 @@ class DecodedImages(Dataset[Batch]):
         centre_share: fraction of the sides that the centre crop shows, used without a random key.
         interpolation: how crops are resized.
         resize: size to which the whole image is resized in place of the centre crop, see ``decode``.
+        gray: whether they are converted to gray, (1, H, W).
     """
 
     encoded: Encoded
@@ -153,6 +156,7 @@ class DecodedImages(Dataset[Batch]):
     centre_share: float
     interpolation: Interpolation
     resize: Resize | None = None
+    gray: bool = False
 
     def __post_init__(self) -> None:
         self.labels = torch.tensor(self.encoded.labels)
@@ -164,10 +168,13 @@ class DecodedImages(Dataset[Batch]):
         return len(self.labels)
 
     def __getitems__(self, request: Request) -> Batch | UserError:
-        return gather(request, (3, *self.image_size), self._read)
+        return gather(request, (1 if self.gray else 3, *self.image_size), self._read)
 
     def _read(self, index: int, key: int | None) -> tuple[Pixels, int]:
-        return self.pixels(index, key), self.encoded.labels[index]
+        pixels = self.pixels(index, key)
+        if self.gray:
+            pixels = np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+        return pixels, self.encoded.labels[index]
 
     def source(self, index: int) -> Path | bytes | Image.Image:
         """Returns the file of an image, its content, or the image itself."""
@@ -302,7 +309,6 @@ def keep_if_small(dataset: DecodedImages, split: Split, in_memory: bool | None) 
         in_memory = dataset.min_area == 1.0 and 3 * height * width * len(dataset) <= KEPT_BYTES
     if not in_memory:
         return dataset
-    assert split != "train" or dataset.min_area == 1.0
     images = torch.zeros(len(dataset), height, width, 3, dtype=torch.uint8)
     rows = images.numpy()
 
@@ -314,25 +320,4 @@ def keep_if_small(dataset: DecodedImages, split: Split, in_memory: bool | None) 
         bar = partial(tqdm, desc=f"{split} images", unit=" images", disable=None, leave=False)
         for _ in bar(pool.map(read, range(len(dataset))), total=len(dataset)):
             pass
-    return KeptImages(images.permute(0, 3, 1, 2).contiguous(), dataset)
-
-
-class KeptImages(Images):
-    """Decoded images in memory, with the names, originals and fingerprint of the dataset that they are from."""
-
-    def __init__(self, images: Tensor, dataset: DecodedImages) -> None:
-        super().__init__(images, dataset.labels)
-        self._encoded = dataset
-
-    def needs_workers(self, device: torch.device) -> bool:
-        """Whether worker processes may make its batches: on a CPU to hand them over costs more than to make them."""
-        return super().needs_workers(device) and device.type != "cpu"
-
-    def name(self, index: int) -> str:
-        return self._encoded.name(index)
-
-    def whole(self, index: int) -> Pixels:
-        return self._encoded.whole(index)
-
-    def fingerprint(self) -> str:
-        return self._encoded.fingerprint()
+    return Images(images.permute(0, 3, 1, 2).contiguous(), dataset.labels, dataset)

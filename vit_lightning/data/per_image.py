@@ -41,8 +41,6 @@ class PerImage(Augmentation):
                 transform = transform(**(arguments or {}))
         elif arguments:
             transform = partial(transform, **arguments)
-        if not callable(transform):
-            raise UserError(f"augment.{self.name} cannot be called with an image")
         self.transform = transform
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -37,6 +36,8 @@ SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *COLOURS)
 """Operations whose magnitude is negated for half of the images."""
 DRAWN = 14
 """The first operations, of which torchvision's RandAugment draws."""
+TIMM_BINS = 31
+"""Magnitudes that a ``TimmScale`` has."""
 MOVES = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 """The first operations, which move pixels at most."""
 
@@ -66,30 +67,22 @@ class TimmScale(NamedTuple):
     size: torch.Size
     magnitude: float
     std: float
-    increasing: bool
     fill: int
-
-    @property
-    def bins(self) -> int:
-        return 31 if self.std else 1
 
     def table(self) -> Tensor:
         """Returns (operations, bins, 2) magnitudes as a ``Scale`` does."""
-        quantiles = torch.special.ndtri((torch.arange(self.bins, dtype=torch.float64) + 0.5) / self.bins)
+        quantiles = torch.special.ndtri((torch.arange(TIMM_BINS, dtype=torch.float64) + 0.5) / TIMM_BINS)
         level = (self.magnitude + self.std * quantiles).clamp(0.0, 10.0) / 10
-        kept, threshold, colour = (level * 4).trunc(), (level * 256).trunc(), level * 1.8 - 0.9
-        if self.increasing:
-            kept, threshold, colour = 4 - kept, 256 - threshold, level * 0.9
-        rows = {"ShearX": level * 0.3, "ShearY": level * 0.3, "Rotate": level * 30.0, "Posterize": kept}
+        rows = {"ShearX": level * 0.3, "ShearY": level * 0.3, "Rotate": level * 30.0}
+        rows |= {"Posterize": 4 - (level * 4).trunc(), "Solarize": (256 - (level * 256).trunc()) / 255.0}
         rows |= {f"Translate{axis}": (level * 0.45 * side).round() for axis, side in zip("YX", self.size, strict=True)}
-        rows |= {"Solarize": threshold / 255.0, "SolarizeAdd": (level * 110).trunc(), **dict.fromkeys(COLOURS, colour)}
-        return _both_signs(rows, SIGNED if self.increasing else MOVES)
+        return _both_signs(rows | {"SolarizeAdd": (level * 110).trunc(), **dict.fromkeys(COLOURS, level * 0.9)})
 
 
-def _both_signs(rows: dict[str, Tensor], signed: Collection[str] = SIGNED) -> Tensor:
+def _both_signs(rows: dict[str, Tensor]) -> Tensor:
     none = torch.zeros_like(rows["Posterize"])
     table = torch.stack([rows.get(name, none) for name in OPERATIONS]).double()
-    sign = torch.tensor([-1.0 if name in signed else 1.0 for name in OPERATIONS])
+    sign = torch.tensor([-1.0 if name in SIGNED else 1.0 for name in OPERATIONS])
     return torch.stack([table, table * sign[:, None]], dim=-1)
 
 
@@ -242,43 +235,31 @@ class RandAugment(Augmentation):
 
 
 class TimmRandAugment(Augmentation):
-    """RandAugment as timm has it: 15 operations, each with a probability, of a magnitude with noise.
+    """RandAugment as timm has it: 15 operations, each with a probability of one half, of a magnitude with noise.
 
     The defaults are ``rand-m9-mstd0.5-inc1``. The noise has 31 equally likely values, and pixels come from the nearest
-    place in place of bilinear or bicubic means.
+    place in place of bilinear or bicubic means. All operations change more with more strength (``inc1``).
 
     Args:
         num_ops: operations that are drawn for each image, one after the other.
         magnitude: mean of their strength, 0 to 10.
         std: standard deviation of the strength.
-        increasing: all operations change more with more strength; else posterizing, solarizing and colours do not.
-        p: probability of each of the operations drawn.
         fill: value of the pixels that come from outside.
     """
 
-    def __init__(
-        self,
-        num_ops: int = 2,
-        magnitude: float = 9.0,
-        std: float = 0.5,
-        increasing: bool = True,
-        p: float = 0.5,
-        fill: int = 128,
-    ) -> None:
+    def __init__(self, num_ops: int = 2, magnitude: float = 9.0, std: float = 0.5, fill: int = 128) -> None:
         within = problems_of(
             ("magnitude", magnitude, 0 <= magnitude <= 10, "between 0 and 10"),
-            ("p", p, 0.0 <= p <= 1.0, "between 0 and 1"),
             ("fill", fill, 0 <= fill <= 255, "between 0 and 255"),
         )
         refuse(at_least(1, num_ops=num_ops), at_least(0, std=std), within, prefix="augment.TimmRandAugment.")
-        self.num_ops, self.magnitude, self.std, self.increasing = num_ops, magnitude, std, increasing
-        self.p, self.fill = p, fill
+        self.num_ops, self.magnitude, self.std, self.fill = num_ops, magnitude, std, fill
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        scale = TimmScale(images.shape[-2:], self.magnitude, self.std, self.increasing, self.fill)
+        scale = TimmScale(images.shape[-2:], self.magnitude, self.std, self.fill)
         draw, sign, bin_, chance = uniform(mix(keys, range(self.num_ops)), range(1, 5))
-        place = ((draw * (len(OPERATIONS) - 1)).long() + 1) * scale.bins + (bin_ * scale.bins).long()
-        rows = torch.where(chance < self.p, 2 * place + (sign < 0.5), 0)
+        place = ((draw * (len(OPERATIONS) - 1)).long() + 1) * TIMM_BINS + (bin_ * TIMM_BINS).long()
+        rows = torch.where(chance < 0.5, 2 * place + (sign < 0.5), 0)
         return apply_operations(images, rows, scale)
 
 

@@ -120,11 +120,10 @@ def readings_of(tensors: Tensors, families: Iterable[Family] = FAMILIES.values()
 
 def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:
     """Returns the options of a config and a ViT of them."""
-    with table.checked(config):
-        options = table.read(config, layout)
-        if not options["num_classes"] and not table.headless:
-            raise UserError(f"num_classes=0: {table.name} has no model that returns the pooled features")
-        return options, build(options)
+    options = table.read(config, layout)
+    if not options["num_classes"] and not table.headless:
+        raise UserError(f"num_classes=0: {table.name} has no model that returns the pooled features")
+    return options, build(options)
 
 
 def _check_tensors(tensors: Tensors, expected: Mapping[str, tuple[int, ...]], family: str) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from vit_lightning.sizes import covers, pair
+from vit_lightning.sizes import pair
 
 KERNELS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Interpolation by its number in Pillow and in ``preprocessor_config.json``."""
@@ -109,12 +109,6 @@ def described(
     if not of_timm:
         unread |= _wrong("config.json", {"problem_type": config.get("problem_type")})
         view |= {"multi_label": True} if config.get("problem_type") == "multi_label_classification" else {}
-    if "interpolation" in view and view["interpolation"] not in INTERPOLATIONS:
-        unread["interpolation"] = _text("the description", "interpolation", view.pop("interpolation"), KERNELS.values())
-    if "resize" in view and not covers(view["resize"], view["image_size"]):
-        unread["resize"] = (
-            f"images resized to {view.pop('resize')} are smaller than the part cut out: padding is not read"
-        )
     return Described({name: value for name, value in view.items() if value is not None}, unread)
 
 

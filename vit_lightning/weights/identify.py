@@ -6,7 +6,6 @@ are read from those, whatever the family, and the family's table of arguments wr
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Mapping
@@ -14,10 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vit_lightning.errors import UserError, meant, refuse
+from vit_lightning.errors import UserError, refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
-from vit_lightning.models.vit import ViT
 from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.weights.convert import FAMILIES, find_family, from_reference, has_our_names, readings_of
@@ -46,8 +44,6 @@ _HEADS_OF_FAMILY = {
 _OUR_FIELDS = tuple(Field(name, ..., name, pair if name in ("image_size", "patch_size") else int) for name in SIZES)
 _OUR_TABLE = Family(OURS, _OUR_FIELDS, names=lambda options, layout: {})
 """Weights under our own names, of which these sizes may be given."""
-_SHOWN = 6
-"""Number of problems that are told of weights of another kind of network."""
 
 
 class Identified(NamedTuple):
@@ -99,8 +95,7 @@ def identify(
         except UserError as error:
             failures.append(error)
     if failures:
-        problems = failures[0].problems
-        raise UserError(problems[:_SHOWN] + [f"and {len(problems) - _SHOWN} more"] * (len(problems) > _SHOWN))
+        raise failures[0]
     first = ", ".join(list(on_meta)[:3])
     raise UserError(f"{file.place} holds weights of none of the families (first names: {first})")
 
@@ -243,8 +238,7 @@ def _as_family(
         name: value for name, value in stated.items() if name in words or name in ("id2label", "architectures")
     } | given
     more = {name: value for name, value in stated.items() if value is not None and name not in known}
-    with table.checked(given):
-        refuse([*table.unknown(table.flatten(given)), *table.unknown(more)])
+    refuse([*table.unknown(table.flatten(given)), *table.unknown(more)])
     clues = _Clues(reading, known, model)
     options = clues.options()
     written = table.write(options, layout)
@@ -259,12 +253,6 @@ def _as_family(
 
 
 def _identify_ours(tensors: Tensors, given: Config, model: Mapping[str, Any] | None) -> Identified:
-    names = inspect.signature(ViT).parameters
-    refuse(
-        f"config.{name}={value}: ViT has no such option{meant(name, names)}"
-        for name, value in given.items()
-        if name not in names
-    )
     sizes = {name: value for name, value in given.items() if name in SIZES}
     more = {name: value for name, value in given.items() if name not in SIZES}
     reading = Reading(_OUR_TABLE, {}, OPTIONS, {name: tuple(tensor.shape) for name, tensor in tensors.items()})

@@ -118,11 +118,6 @@ def open_source(
     Raises:
         UserError: it is not there, damaged, or its architecture cannot be told.
     """
-    sizes = image_size if isinstance(image_size, tuple | list) else [image_size] * (image_size is not None)
-    if len(sizes) > 2 or any(type(size) is not int or size < 1 for size in sizes):
-        raise UserError(f"image_size={image_size} must be a number of pixels, or height and width")
-    if num_classes is not None and (type(num_classes) is not int or num_classes < 0):
-        raise UserError(f"num_classes={num_classes} must be a whole number, 0 for features")
     given = dict(config or {})
     facts = {name: given.pop(name) for name in PREPROCESSING if name in given}
     known = _Known(make_network, given, facts, heads, usual, trust)
@@ -137,7 +132,7 @@ def open_source(
             found = _changed(found, known, image_size, num_classes)
         refuse(_wrong_facts(found, facts), prefix="config.")
         view = {name: value for name, value in found.view.items() if name in PREPROCESSING}
-        refuse(_wrong_facts(found, view), prefix="preprocessing ")
+        refuse(_wrong_facts(found, view), prefix="its preprocessing, or config={...} in its place: ")
     found.network.eval()
     return found
 

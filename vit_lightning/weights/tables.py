@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -210,21 +210,9 @@ class Family:
         Raises:
             UserError: names arguments whose values are of a wrong type, or none of the family's.
         """
-        with self.checked(config):
-            flat = self.flatten(config)
-            refuse(self.wrong_types(flat))
-            return self.set_by(flat)
-
-    @contextlib.contextmanager
-    def checked(self, config: Mapping[str, Any]) -> Iterator[None]:
-        """Turns errors of values of a wrong type, deep inside a config, into a UserError."""
-        try:
-            yield
-        except UserError:
-            raise
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as fault:
-            given = ", ".join(f"{key}={value}" for key, value in config.items())
-            raise UserError(f"config of {self.name}: {fault} (one of {given} has a wrong type)") from fault
+        flat = self.flatten(config)
+        refuse(self.wrong_types(flat))
+        return self.set_by(flat)
 
     def wrong_types(self, arguments: Config) -> list[str]:
         """Returns a problem for each value that is not of its argument's type."""

@@ -46,19 +46,13 @@ def refuse_untrusted(config: Mapping[str, Any]) -> None:
         UserError: names all classes and functions of other packages, and those of known ones that are neither modules,
             datasets, optimizers, parts of a Trainer nor functions of tensors.
     """
-    known, named = ", ".join(PACKAGES), list(_names(config))
-    others = [
+    refused = [
         f"{option}={name}"
-        for option, name, names_class in named
-        if not _is_known(name) and (names_class or _could_be_imported(name))
+        for option, name, names_class in _names(config)
+        if (not _is_harmless(name) if _is_known(name) else names_class or _could_be_imported(name))
     ]
-    text = f"of none of the packages that a file of weights may name ({known}); {HINT}"
-    refuse([f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} {text}"] if others else [])
-    refuse(
-        f"{option}={name}: a file of weights may name modules, datasets and functions of tensors alone; {HINT}"
-        for option, name, _ in named
-        if _is_known(name) and not _is_harmless(name)
-    )
+    text = f"may name modules, datasets and functions of tensors alone, of {', '.join(PACKAGES)}; {HINT}"
+    refuse([f"{', '.join(refused)}: a file of weights {text}"] if refused else [])
 
 
 def _of_yaml(text: str) -> Any:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from vit_lightning.errors import UserError
@@ -81,10 +80,6 @@ def unwrapped(contents: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
             notes.append(f"left out, since they {reason}: {', '.join(left[:3])}{more}")
             tensors = {name: value for name, value in tensors.items() if name not in left}
-    for name, value in tensors.items():
-        if value.is_meta or value.layout is not torch.strided:
-            kind = "without numbers, of the device meta" if value.is_meta else f"of layout {value.layout}"
-            raise UserError(f"{name} is a tensor {kind} (save all of them dense, on a CPU)")
     return tensors, tuple(notes)
 
 
