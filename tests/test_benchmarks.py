@@ -22,7 +22,7 @@ from vit_lightning.training.fast_paths import FastViT
 
 BENCHMARKS = REPOSITORY / "experiments" / "benchmarks"
 MOST_LAUNCHES = {
-    "AutoAugment": (134,),
+    "AutoAugment": (175,),
     "RandAugment": (140,),
     "ThreeAugment": (156,),
     "cifar10_vit_tiny": (62, 81, 85, 12),

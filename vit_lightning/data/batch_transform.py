@@ -41,7 +41,7 @@ class Mixing(ABC):
         p: probability that a batch is mixed in this way; None for an equal part of what the others leave.
     """
 
-    def __init__(self, alpha: float, p: float | None = None) -> None:
+    def __init__(self, alpha: float = 1.0, p: float | None = None) -> None:
         problems = problems_of(
             ("alpha", alpha, alpha > 0.0 and math.isfinite(alpha), "above 0"),
             ("p", p, p is None or 0.0 <= p <= 1.0, "between 0 and 1"),
@@ -87,9 +87,6 @@ class CutMix(Mixing):
         alpha: both parameters of the Beta distribution of the fraction that is kept.
         p: probability for each batch; None for an equal part of what the others leave.
     """
-
-    def __init__(self, alpha: float = 1.0, p: float | None = None) -> None:
-        super().__init__(alpha, p)
 
     def mix_images(self, images: Tensor, others: Tensor, share: float, draw: random.Random) -> tuple[Tensor, float]:
         height, width = images.shape[-2:]

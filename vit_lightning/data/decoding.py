@@ -28,18 +28,9 @@ except ImportError:
 Box = tuple[float, float, float, float]
 """Left, upper, right and lower edge of a crop, in pixels."""
 WholeBox = tuple[int, int, int, int]
-Interpolation = Literal[
-    "bicubic",
-    "bilinear",
-    "lanczos",
-    "nearest",
-    "fast_bicubic",
-    "fast_bilinear",
-    "fast_lanczos",
-    "fast_nearest",
-    "device_bicubic",
-    "device_bilinear",
-]
+_ByPillow = Literal["bicubic", "bilinear", "lanczos", "nearest"]
+_Fast = Literal["fast_bicubic", "fast_bilinear", "fast_lanczos", "fast_nearest"]
+Interpolation = Literal[_ByPillow, _Fast, "device_bicubic", "device_bilinear"]
 """How images are resized, antialiased: by Pillow, by torch's vectorised kernels for 8 bits (fast), or where they are
 trained on (device)."""
 

@@ -24,16 +24,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from vit_lightning.data.batches import Batch, Pixels, Request, gather
-from vit_lightning.data.decoding import (
-    Box,
-    Interpolation,
-    Jpeg,
-    WholeBox,
-    decode,
-    decode_on,
-    decode_whole,
-    plain_jpeg,
-)
+from vit_lightning.data.decoding import Box, Interpolation, Jpeg, WholeBox, decode, decode_on, decode_whole, plain_jpeg
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, first_line
 from vit_lightning.sizes import Resize

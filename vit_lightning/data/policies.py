@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -43,22 +45,33 @@ MOVES = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 
 
 class Scale(NamedTuple):
-    """Magnitudes of the operations, in a number of bins."""
+    """Magnitudes of torchvision's RandAugment: one of 31."""
 
-    largest: tuple[tuple[str, float], ...]
-    """Largest magnitude of an operation."""
-    bin: int | None = None
-    """The only one that is used."""
-    bins: int = 31
-    fill: int = 0
-    """Value of the pixels that come from outside."""
+    size: torch.Size
+    magnitude: int
+    fill = 0
 
     def table(self) -> Tensor:
         """Returns (operations, bins, 2) magnitudes, float64: as they are, and negated where an operation has a sign."""
-        rows = {name: torch.linspace(0.0, largest, self.bins) for name, largest in self.largest}
-        lost = torch.arange(self.bins) / ((self.bins - 1) / 4)
-        table = _both_signs(rows | {"Posterize": (8 - lost).round(), "Solarize": torch.linspace(1.0, 0.0, self.bins)})
-        return table if self.bin is None else table[:, self.bin : self.bin + 1]
+        largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0, **dict.fromkeys(COLOURS, 0.9)}
+        largest |= {f"Translate{axis}": 150 / 331 * side for axis, side in zip("YX", self.size, strict=True)}
+        rows = {name: torch.linspace(0.0, end, 31) for name, end in largest.items()}
+        rows |= {"Posterize": (8 - torch.arange(31) / 7.5).round(), "Solarize": torch.linspace(1.0, 0.0, 31)}
+        return _both_signs(rows)[:, self.magnitude, None]
+
+
+class PolicyScale(NamedTuple):
+    """Magnitudes of AutoAugment: ten."""
+
+    size: torch.Size
+    fill: int
+
+    def table(self) -> Tensor:
+        """Returns magnitudes as a ``Scale`` does."""
+        level = torch.linspace(0.0, 1.0, 10, dtype=torch.float64)
+        rows = _moves(level, self.size, 150 / 331) | dict.fromkeys(COLOURS, level * 0.9)
+        rows |= {"Posterize": (8 - level * 4).round(), "Solarize": (1.0 - level) * (256 / 255)}
+        return _both_signs(rows, {*SIGNED} - {"Rotate"})
 
 
 class TimmScale(NamedTuple):
@@ -73,20 +86,27 @@ class TimmScale(NamedTuple):
         """Returns (operations, bins, 2) magnitudes as a ``Scale`` does."""
         quantiles = torch.special.ndtri((torch.arange(TIMM_BINS, dtype=torch.float64) + 0.5) / TIMM_BINS)
         level = (self.magnitude + self.std * quantiles).clamp(0.0, 10.0) / 10
-        rows = {"ShearX": level * 0.3, "ShearY": level * 0.3, "Rotate": level * 30.0}
+        rows = _moves(level, self.size, 0.45) | dict.fromkeys(COLOURS, level * 0.9)
         rows |= {"Posterize": 4 - (level * 4).trunc(), "Solarize": (256 - (level * 256).trunc()) / 255.0}
-        rows |= {f"Translate{axis}": (level * 0.45 * side).round() for axis, side in zip("YX", self.size, strict=True)}
-        return _both_signs(rows | {"SolarizeAdd": (level * 110).trunc(), **dict.fromkeys(COLOURS, level * 0.9)})
+        return _both_signs(rows | {"SolarizeAdd": (level * 110).trunc()})
 
 
-def _both_signs(rows: dict[str, Tensor]) -> Tensor:
+def _moves(level: Tensor, size: torch.Size, way: float) -> dict[str, Tensor]:
+    rows = {"ShearX": level * 0.3, "ShearY": level * 0.3, "Rotate": level * 30.0}
+    return rows | {f"Translate{axis}": (level * way * side).round() for axis, side in zip("YX", size, strict=True)}
+
+
+def _both_signs(rows: dict[str, Tensor], signed: Collection[str] = SIGNED) -> Tensor:
     none = torch.zeros_like(rows["Posterize"])
     table = torch.stack([rows.get(name, none) for name in OPERATIONS]).double()
-    sign = torch.tensor([-1.0 if name in SIGNED else 1.0 for name in OPERATIONS])
+    sign = torch.tensor([-1.0 if name in signed else 1.0 for name in OPERATIONS])
     return torch.stack([table, table * sign[:, None]], dim=-1)
 
 
-def apply_operations(images: Tensor, rows: Tensor, scale: Scale | TimmScale) -> Tensor:
+AnyScale = Scale | PolicyScale | TimmScale
+
+
+def apply_operations(images: Tensor, rows: Tensor, scale: AnyScale) -> Tensor:
     """Applies operations, one after the other; ``rows`` (operations, b) numbers those of ``scale.table``, flattened."""
     if operations.host_chooses(images):
         magnitudes = constant(images.device, type(scale).table, scale)
@@ -110,7 +130,7 @@ def _filled(name: str, fill: int) -> operations.Change:
     return (lambda images, magnitude: change(images ^ fill, magnitude) ^ fill) if fill and name in MOVES else change
 
 
-def _sources(scale: Scale | TimmScale, height: int, width: int) -> Tensor:
+def _sources(scale: AnyScale, height: int, width: int) -> Tensor:
     """Returns what ``operations.apply_at_once`` takes for each row of a scale up to Rotate, and last for all others.
 
     Both forms thus take the same pixels, also where a place is midway between two. (rows + 1, H * W), int32: 3 MB for
@@ -125,37 +145,24 @@ def _sources(scale: Scale | TimmScale, height: int, width: int) -> Tensor:
     return torch.cat([*moved, numbers]).flatten(1).int()
 
 
-def _parameters(scale: Scale | TimmScale, channels: int) -> Tensor:
+def _parameters(scale: AnyScale, channels: int) -> Tensor:
     """Returns the parameters of ``operations.apply_at_once`` for each row of a scale, (rows, 8 or 9)."""
-    rows = []
-    for name, of_name in zip(OPERATIONS, scale.table().flatten(1), strict=True):
-        for m in of_name.tolist():
-            row = [1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0, 0.0]
-            if name == "Brightness" or (name == "Color" and channels == 3) or name == "Contrast":
-                row[:3] = 1.0 + m, -m * (name == "Color"), -m * (name == "Contrast")
-            elif name == "Sharpness":
-                row[3] = -m
-            elif name == "AutoContrast":
-                row[4] = 1.0 / 255.0
-            elif name == "Posterize":
-                row[5] = 256 - 2 ** (8 - int(m))
-            elif name in ("Solarize", "Invert"):
-                row[6] = 255.0 * m
-            elif name == "Equalize":
-                row[7] = 1.0
-            elif name == "SolarizeAdd":
-                row[8] = m
-            rows.append(row)
-    table = torch.tensor(rows, dtype=torch.float64).float()
+    made = scale.table().flatten(1)
+    none = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0, 255.0, 256.0, 0.0, 0.0], dtype=torch.float64)
+    rows = none.repeat(*made.shape, 1)
+    row, m = dict(zip(OPERATIONS, rows, strict=True)), dict(zip(OPERATIONS, made, strict=True))
+    row["Brightness"][:, 0] = 1.0 + m["Brightness"]
+    if channels == 3:
+        row["Color"][:, :2] = torch.stack([1.0 + m["Color"], -m["Color"]], dim=1)
+    row["Contrast"][:, 0], row["Contrast"][:, 2] = 1.0 + m["Contrast"], -m["Contrast"]
+    row["Sharpness"][:, 3] = -m["Sharpness"]
+    row["AutoContrast"][:, 4] = 1.0 / 255.0
+    row["Posterize"][:, 5] = 256 - 2 ** (8 - m["Posterize"])
+    row["Solarize"][:, 6], row["Invert"][:, 6] = 255.0 * m["Solarize"], 0.0
+    row["Equalize"][:, 7] = 1.0
+    row["SolarizeAdd"][:, 8] = m["SolarizeAdd"]
+    table = rows.flatten(0, 1).float()
     return table if table[:, 8].any() else table[:, :8]
-
-
-def _torchvision_s(size: torch.Size) -> tuple[tuple[str, float], ...]:
-    """Returns the largest magnitudes of torchvision's AutoAugment and RandAugment for images of a size."""
-    largest = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
-    largest |= {"TranslateX": 150 / 331 * size[1], "TranslateY": 150 / 331 * size[0]}
-    largest |= dict.fromkeys(COLOURS, 0.9)
-    return tuple(largest.items())
 
 
 Policy = Literal["cifar10", "imagenet"]
@@ -185,7 +192,7 @@ POLICIES: dict[Policy, str] = {
 
 
 def sub_policies(policy: Policy) -> Tensor:
-    """Returns (2, 2, sub-policies), float64: of each operation its row in a ``Scale`` of ten bins, and probability."""
+    """Returns (2, 2, sub-policies), float64: of each operation its row in a ``PolicyScale``, and probability."""
     words, names = POLICIES[policy].replace(",", "").split(), list(OPERATIONS)
     rows = [20 * names.index(name) + 2 * int(bin_) for name, bin_ in zip(words[::3], words[2::3], strict=True)]
     return torch.tensor([rows, [*map(float, words[1::3])]], dtype=torch.float64).view(2, -1, 2).transpose(1, 2)
@@ -194,15 +201,16 @@ def sub_policies(policy: Policy) -> Tensor:
 class AutoAugment(Augmentation):
     """One of 25 sub-policies for each image, two operations with a probability each (Cubuk et al. 2019).
 
-    As torchvision has it; DeepVoltaire's, which papers on small ViTs use, fills with 128, shears bicubically, rotates
-    counter-clockwise alone, rounds translations to the nearest pixel and has thresholds of 256 to 0 in place of 255.
+    As in DeepVoltaire's code, which papers on small ViTs use, but for colours, which are rounded as torchvision does.
+    torchvision's own, ``torchvision.transforms.v2.AutoAugment``, rotates both ways, shears by the nearest pixel, cuts
+    translations off to whole pixels, inverts from 255 and not 256 down, and fills with 0.
 
     Args:
         policy: the data that it was found on.
         fill: value of the pixels that come from outside.
     """
 
-    def __init__(self, policy: Policy = "cifar10", fill: int = 0) -> None:
+    def __init__(self, policy: Policy = "cifar10", fill: int = 128) -> None:
         within = problems_of(("fill", fill, 0 <= fill <= 255, "between 0 and 255"))
         refuse(choice("policy", policy, get_args(Policy)), within, prefix="augment.AutoAugment.")
         self.policy, self.fill = policy, fill
@@ -211,8 +219,14 @@ class AutoAugment(Augmentation):
         table = constant(images.device, sub_policies, self.policy)
         number, *draws = uniform(keys, range(1, 6))
         (rows, p), chance, sign = table[..., (number * table.shape[-1]).long()], torch.stack(draws[:2]), draws[2:]
-        rows = torch.where(chance <= p, rows.long() + (torch.stack(sign) < 0.5), 0)
-        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), bins=10, fill=self.fill))
+        rows = torch.where(chance < p, rows.long() + (torch.stack(sign) < 0.5), 0)
+        scale = PolicyScale(images.shape[-2:], self.fill)
+        # a policy shears along one axis, by the first operation
+        shears = rows[0] // 20 == list(OPERATIONS).index("ShearY" if self.policy == "cifar10" else "ShearX")
+        by = torch.where(shears, constant(images.device, PolicyScale.table, scale).flatten()[rows[0]], 0.0)
+        shear = partial(operations.shear_bicubic, down=self.policy == "cifar10", fill=self.fill)
+        images = operations.change_each(images, shears, by, {True: shear})
+        return apply_operations(images, torch.stack([rows[0] * ~shears, rows[1]]), scale)
 
 
 class RandAugment(Augmentation):
@@ -231,7 +245,7 @@ class RandAugment(Augmentation):
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         draw, sign = uniform(mix(keys, range(self.num_ops)), range(1, 3))
         rows = torch.add(sign < 0.5, (draw * DRAWN).long(), alpha=2)
-        return apply_operations(images, rows, Scale(_torchvision_s(images.shape[-2:]), self.magnitude))
+        return apply_operations(images, rows, Scale(images.shape[-2:], self.magnitude))
 
 
 class TimmRandAugment(Augmentation):
@@ -286,13 +300,7 @@ class ThreeAugment(Augmentation):
             1: lambda images, sigma: operations.solarize(images, torch.full_like(sigma, 128.0)),
             2: lambda images, sigma: operations.gaussian_blur(images, sigma, 2.0),
         }
-        if operations.host_chooses(images):
-            changed = operations.change_each(images, which, sigma, changes)
-        else:
-            gray, solarized, blurred = (change(images, sigma) for change in changes.values())
-            which = which[:, None, None, None]
-            changed = torch.where(which == 2, blurred, torch.where(which == 0, gray, solarized))
-        return _jittered(changed, mix(keys, 1), self.jitter)
+        return _jittered(operations.change_each(images, which, sigma, changes), mix(keys, 1), self.jitter)
 
 
 def _jittered(images: Tensor, keys: Tensor, strength: float) -> Tensor:
