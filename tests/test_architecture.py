@@ -28,11 +28,11 @@ PLAIN_TYPES = {"data.batches"}
 """What training may import of the data: the form of a batch."""
 
 CEILINGS = {
-    "models": 1_283, "data": 2_400, "storage": 969, "weights": 2_700, "inspect": 449, "training": 2_620,
-    "config": 1_963, "figures": 777, "commands": 2_249, "report": 1_948, "ablation": 1_646, "(root)": 540,
+    "models": 1_283, "data": 2_400, "storage": 968, "weights": 2_700, "inspect": 449, "training": 2_620,
+    "config": 1_963, "figures": 777, "commands": 2_242, "report": 1_948, "ablation": 1_643, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
-ABOVE = {"(root)": 694, "config": 2_478, "data": 2_825, "training": 2_700, "weights": 2_958}
+ABOVE = {"(root)": 693, "config": 2_478, "data": 2_825, "training": 2_700, "weights": 2_957}
 """Most lines of rooms that are above their ceiling still; lower them with the room.
 
 Attempts, of 25,400 lines in all: promises taken back and satellites out, 22,415; features that no config, page or study
@@ -102,7 +102,7 @@ def test_private_names_of_lightning_stand_in_one_file(module):
 
 def test_the_package_is_rooms_and_a_few_leaves():
     names = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert len(names) <= 24
+    assert len(names) <= 23
     assert {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"__pycache__"} == set(MAY_IMPORT)
 
 

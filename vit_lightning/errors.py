@@ -1,5 +1,6 @@
-"""Problems that the user can correct, as opposed to faults of this package, and what else errors say of them: values
-beyond the limits of an option, each by a function that returns the problems it finds, and what a wrong name may mean.
+"""Problems that the user can correct, as opposed to faults of this package, and what else sentences to the user need:
+values beyond the limits of an option, by functions that return problems, what a wrong name may mean, and numbers with
+their noun or unit.
 """
 
 from __future__ import annotations
@@ -196,3 +197,15 @@ def unknown(name: str, value: Any, prefix: str, known: Collection[str], likely: 
     likely = near(name, known, 0.5) if likely is None else likely
     hint = f"did you mean {prefix}{likely[0]}?" if likely else f"choose {', '.join(known)}"
     return f"{prefix}{name}{given}: there is no such option{f' ({hint})' if known else ''}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def show_time(seconds: float) -> str:
+    """Writes a time with its unit: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

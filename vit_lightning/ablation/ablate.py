@@ -17,8 +17,7 @@ from vit_lightning.ablation.plan import Plan, read_plan
 from vit_lightning.ablation.workers import devices_of, run_all, workers_of
 from vit_lightning.commands.console import quiet
 from vit_lightning.config.files import word
-from vit_lightning.errors import UserError, at_least, problems_of, reading, refuse
-from vit_lightning.notation import counted
+from vit_lightning.errors import UserError, at_least, counted, problems_of, reading, refuse
 from vit_lightning.report.comparisons import design_of
 from vit_lightning.report.forecast import forecast_sentences
 from vit_lightning.report.study import Run, written

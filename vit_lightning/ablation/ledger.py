@@ -41,8 +41,7 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import PER_RUN, changes, flatten
 from vit_lightning.config.own_files import digests
 from vit_lightning.config.together import Merged
-from vit_lightning.errors import UserError, reading
-from vit_lightning.notation import counted
+from vit_lightning.errors import UserError, counted, reading
 from vit_lightning.report.comparisons import Schedule, make_schedule
 from vit_lightning.report.predictions import contradiction
 from vit_lightning.report.study import EDITED, Compare, Run, State, Study, Tuning

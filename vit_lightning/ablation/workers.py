@@ -14,8 +14,7 @@ from vit_lightning.ablation.attempts import FORK, Attempts, read_images
 from vit_lightning.ablation.ledger import Ledger, Planned
 from vit_lightning.ablation.plan import Plan
 from vit_lightning.commands.summary import step_of, training_bytes
-from vit_lightning.errors import UserError
-from vit_lightning.notation import counted, show_time
+from vit_lightning.errors import UserError, counted, show_time
 from vit_lightning.signals import noted
 from vit_lightning.training.resources import free_memory
 

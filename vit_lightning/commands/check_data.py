@@ -20,9 +20,8 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Batch
 from vit_lightning.data.splits import SPLITS, Split
-from vit_lightning.errors import UserError, refuse
+from vit_lightning.errors import UserError, counted, refuse
 from vit_lightning.figures.pictures import LARGE, pixels_of, sheet, write_png
-from vit_lightning.notation import counted
 from vit_lightning.storage.folder import write_whole
 
 Report = dict[str, Any]

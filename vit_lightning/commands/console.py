@@ -23,8 +23,8 @@ from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.own_files import keep_own_files, trust_flag
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.splits import Split
+from vit_lightning.errors import counted
 from vit_lightning.metric_facts import Stage, facts_of
-from vit_lightning.notation import counted
 from vit_lightning.storage.folder import FULL
 from vit_lightning.training.callbacks import training_steps
 from vit_lightning.training.classifier import ConfiguredOptimizer

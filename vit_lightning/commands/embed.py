@@ -19,8 +19,7 @@ from vit_lightning.config.own_files import also_search
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.image_files import ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, at_least, named, refuse
-from vit_lightning.notation import counted
+from vit_lightning.errors import UserError, at_least, counted, named, refuse
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.weights.sources import Source
 from vit_lightning.weights.trust import refuse_untrusted

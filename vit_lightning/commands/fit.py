@@ -43,11 +43,10 @@ from vit_lightning.config.files import Config, as_list
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.per_image import seeded
-from vit_lightning.errors import UserError, reading
+from vit_lightning.errors import UserError, counted, reading
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
-from vit_lightning.notation import counted
 from vit_lightning.storage.checkpoint_files import BEST, find_checkpoint, read_checkpoint
 from vit_lightning.storage.environment import write_environment
 from vit_lightning.storage.folder import is_first, new_folder, write_whole

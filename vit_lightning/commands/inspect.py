@@ -16,13 +16,12 @@ from vit_lightning.commands.console import quiet, row, say
 from vit_lightning.commands.embed import device_named, run_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
 from vit_lightning.data.image_files import find_images
-from vit_lightning.errors import UserError, at_least, named, refuse
+from vit_lightning.errors import UserError, at_least, counted, named, refuse
 from vit_lightning.figures.curves import file_of
 from vit_lightning.figures.inside import maps_figure, model_figures
 from vit_lightning.figures.inside_page import inside_page
 from vit_lightning.figures.pictures import pixels_of
 from vit_lightning.inspect.survey import Survey, survey
-from vit_lightning.notation import counted
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.training.classifier import probabilities

@@ -22,10 +22,9 @@ from vit_lightning.data.batches import Batch
 from vit_lightning.data.decoding import Interpolation
 from vit_lightning.data.image_files import ImageFiles, find_images
 from vit_lightning.data.sampling import evaluation_requests
-from vit_lightning.errors import UserError, at_least, named, refuse
+from vit_lightning.errors import UserError, at_least, counted, named, refuse
 from vit_lightning.inspect.maps import attention, relevance
 from vit_lightning.inspect.watch import grid_of
-from vit_lightning.notation import counted
 from vit_lightning.sizes import Resize, pair
 from vit_lightning.training.classifier import probabilities
 from vit_lightning.training.probes import features

@@ -22,8 +22,7 @@ from vit_lightning.config.files import as_list, changes, flatten, read_flags
 from vit_lightning.config.options import Resume
 from vit_lightning.config.own_files import changed_files
 from vit_lightning.config.resolve import resolve
-from vit_lightning.errors import CannotResume, Diverged, UserError, reading, refuse
-from vit_lightning.notation import counted
+from vit_lightning.errors import CannotResume, Diverged, UserError, counted, reading, refuse
 from vit_lightning.storage.checkpoint_files import (
     BEST,
     LAST,

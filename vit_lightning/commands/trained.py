@@ -21,9 +21,8 @@ from vit_lightning.commands.session import Results, logged, make_trainer, measur
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.data.image_files import ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
-from vit_lightning.errors import UserError, at_least, refuse
+from vit_lightning.errors import UserError, at_least, counted, refuse
 from vit_lightning.figures.test_report import report_test, write_rows
-from vit_lightning.notation import counted
 from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.training.callbacks import TestPredictions, gather
 from vit_lightning.training.classifier import ViTClassifier

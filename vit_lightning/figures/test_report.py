@@ -14,8 +14,8 @@ from scipy.stats import binomtest
 
 from vit_lightning.data.base import ImageData
 from vit_lightning.data.batches import Request
+from vit_lightning.errors import counted
 from vit_lightning.figures.pictures import LARGE, balanced, confusion_picture, numbers, predictions_sheet, write_png
-from vit_lightning.notation import counted
 from vit_lightning.storage.folder import to_csv, write_whole
 
 Array = np.ndarray[Any, Any]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vit_lightning.notation import counted
+from vit_lightning.errors import counted
 from vit_lightning.report.analysis import Analysis
 from vit_lightning.report.comparisons import images_of
 from vit_lightning.report.study import written

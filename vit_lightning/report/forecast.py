@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vit_lightning.notation import counted, show_time
+from vit_lightning.errors import counted, show_time
 from vit_lightning.report.comparisons import compare, compare_all, design_of, runs_left, terms_of
 from vit_lightning.report.sequential import Values, at, follow
 from vit_lightning.report.study import Compare, Study

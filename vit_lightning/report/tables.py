@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from vit_lightning.notation import counted
+from vit_lightning.errors import counted
 from vit_lightning.report.analysis import Analysis, Arm, Line, lines
 from vit_lightning.report.checks import Check
 from vit_lightning.report.study import Study, written

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vit_lightning.config.files import word
-from vit_lightning.notation import counted, show_time
+from vit_lightning.errors import counted, show_time
 from vit_lightning.report.analysis import HERE, Analysis, Line, holds, kind_of, lines
 from vit_lightning.report.comparisons import ArmComparison, base_of, design_of, runs_left
 from vit_lightning.report.sequential import KEPT, UNLIKELY

@@ -22,8 +22,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from torch import Tensor, nn
 
-from vit_lightning.errors import CannotResume, UserError, first_line, gathered, named, near
-from vit_lightning.notation import counted
+from vit_lightning.errors import CannotResume, UserError, counted, first_line, gathered, named, near
 from vit_lightning.storage.wandb_sources import WANDB, artifact_path
 
 LAST, PREVIOUS, BEST = (Path(f"checkpoints/{name}.ckpt") for name in ("last", "previous", "best"))

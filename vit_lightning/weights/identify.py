@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vit_lightning.errors import UserError, refuse
+from vit_lightning.errors import UserError, counted, refuse
 from vit_lightning.models.crate import SIZES as CRATE_SIZES
 from vit_lightning.models.presets import PRESETS
-from vit_lightning.notation import counted
 from vit_lightning.sizes import pair
 from vit_lightning.weights.convert import FAMILIES, find_family, from_reference, has_our_names, readings_of
 from vit_lightning.weights.fields import Field
