@@ -104,7 +104,7 @@ BATCHES |= {str(shape): lambda shape=shape: noise(200, *shape) for shape in [(45
 CHANGES = [
     *(RandomCrop(2), HorizontalFlip(), RandomResizedCrop(), RandomErasing(0.7), RandomErasing(0.7, fill="black")),
     *(RandomAffine(), RandAugment(3, 9), RandAugment(1, 30), ThreeAugment()),
-    *(AutoAugment(), AutoAugment("imagenet", fill=128), TimmRandAugment(3), TimmRandAugment(4, 10, 0, False, 1.0)),
+    *(AutoAugment(), AutoAugment("imagenet", fill=99), TimmRandAugment(3), TimmRandAugment(4, 10, 0)),
 ]
 
 
