@@ -194,6 +194,13 @@ def test_first_weights_are_those_of_the_repository(name):
             assert 0.97 * largest < float(numbers.abs().max()) <= largest * (1 + 1e-6), key
 
 
+@pytest.mark.parametrize("kind", [vl.LearnedPositions, vl.LearnedPatchPositions])
+def test_positions_may_have_a_standard_deviation_of_their_own(kind):
+    torch.manual_seed(0)
+    vit = vl.ViT("Ti/1", image_size=8, depth=1, positions=partial(kind, std=0.5), initialisation="torch")
+    assert float(vit.patch_embedding.positions.table.detach().std()) == pytest.approx(0.5, rel=0.03)
+
+
 def test_separate_queries_keys_and_values_are_drawn_as_those_in_one_layer():
     torch.manual_seed(0)
     for name in ("google", "big_vision", "hugging_face", "tutorial"):

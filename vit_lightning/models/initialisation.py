@@ -160,6 +160,8 @@ def _initialise(scheme: dict[str, Draws], network: nn.Module) -> None:
         elif isinstance(module, nn.Linear | nn.Conv2d):
             weight = module.weight
         draws = next(scheme[kind] for kind in (*kinds, "*") if kind in scheme)
+        if isinstance(module, LearnedPositions) and module.std is not None:
+            draws = Draws(normal(module.std))
         if weight is not None:
             draws.weight(weight)
         if isinstance(bias, nn.Parameter):

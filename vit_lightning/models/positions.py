@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, choice, refuse
+from vit_lightning.errors import UserError, at_least, choice, refuse
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -27,10 +27,13 @@ class LearnedPositions(nn.Module):
         grid: rows and columns of patches.
         emb_size: width of the tokens.
         prefix_tokens: number of tokens before the patches.
+        std: standard deviation of the first vectors, normal; that of ViT's initialisation when not given.
     """
 
-    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
+    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0, *, std: float | None = None) -> None:
         super().__init__()
+        refuse(at_least(0, std=std))
+        self.std = std
         self.table = nn.Parameter(torch.zeros(1, prefix_tokens + grid[0] * grid[1], emb_size))
         self.grid = grid
 
@@ -42,8 +45,8 @@ class LearnedPositions(nn.Module):
 class LearnedPatchPositions(LearnedPositions):
     """A learned vector for each patch, none for the tokens before them (big_vision; DeiT III)."""
 
-    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0) -> None:
-        super().__init__(grid, emb_size)
+    def __init__(self, grid: Grid, emb_size: int, prefix_tokens: int = 0, *, std: float | None = None) -> None:
+        super().__init__(grid, emb_size, std=std)
         self.prefix_tokens = prefix_tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
