@@ -166,7 +166,6 @@ def test_horizontal_flip_mirrors_the_asked_share_exactly(p):
         (lambda: HorizontalFlip(float("nan")), ["p"]),
         (lambda: RandomAffine(degrees=-1.0, scale=(1.2, 0.8)), ["degrees", "scale"]),
         (lambda: RandomErasing(p=2.0, scale=(0.5, 0.2), ratio=(0.0, 1.0)), ["p", "scale", "ratio"]),
-        (lambda: ThreeAugment(jitter=-1.0), ["jitter"]),
         (lambda: RandAugment(num_ops=0, magnitude=31), ["num_ops", "magnitude"]),
     ],
 )

@@ -285,9 +285,9 @@ def test_a_damaged_image_is_an_error_that_names_the_file(tmp_path, kind, workers
 
 def test_bad_values_are_named_all_at_once(tmp_path):
     with pytest.raises(UserError) as caught:
-        ImageFolder(root=tmp_path / "missing", image_size=0, min_area=0.0, val_share=1.0)
+        ImageFolder(root=tmp_path / "missing", min_area=0.0, val_share=1.0, centre_share=2.0)
     named = [problem.split("=")[0] for problem in caught.value.problems]
-    assert named == ["val_share", "min_area", "image_size"]
+    assert named == ["val_share", "min_area", "centre_share"]
     with pytest.raises(UserError, match=r"^root=.*missing is not a folder$"):
         ImageFolder(root=tmp_path / "missing").check()
     (tmp_path / "photos.zip").write_bytes(b"none")

@@ -182,11 +182,7 @@ def make_run(experiment: Experiment, trainer_arguments: Config, folder: Path, be
 def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
     """Trains from step 0 or from a checkpoint, unless training has finished; then tests the best checkpoint."""
     experiment, data, module, trainer, folder = run.experiment, run.experiment.data, run.module, run.trainer, run.folder
-    with (
-        _ended_in_words(run, is_new=resumed is None),
-        own_faults(folder),
-        chosen_matmul(experiment),
-    ):
+    with _ended_in_words(run, is_new=resumed is None), own_faults(folder), chosen_matmul(experiment):
         path, checkpoint = (None, {}) if resumed is None else resumed.begin(experiment, module, trainer.loggers)
         keep_own_files(folder)
         write_environment(folder, run_id=run.wandb.run_id, precision=trainer.precision)

@@ -91,13 +91,7 @@ def load(
         UserError: it is not there, damaged, needs code that may not be imported, or its architecture cannot be told.
     """
     try:
-        found = open_source(
-            str(source),
-            image_size=image_size,
-            num_classes=num_classes,
-            config=config,
-            trust=trust,
-        )
+        found = open_source(str(source), image_size=image_size, num_classes=num_classes, config=config, trust=trust)
     except UserError as error:
         raise UserError(text.replace(HINT, HINT_IN_PYTHON) for text in error.problems) from error.__cause__
     for note in found.notes:

@@ -36,13 +36,7 @@ from vit_lightning.errors import UserError, first_line
 from vit_lightning.metric_facts import METRICS, Goal, goal_by, goal_of
 from vit_lightning.training.losses import LossConfig, OwnLoss, TensorLoss
 from vit_lightning.training.optim import OptimizerConfig, OwnOptimizerConfig
-from vit_lightning.training.optimizers import (
-    Interval,
-    OwnSchedule,
-    Schedule,
-    factors_of_function,
-    factors_of_scheduler,
-)
+from vit_lightning.training.optimizers import Interval, OwnSchedule, Schedule, factors_of_function, factors_of_scheduler
 
 
 class OtherSchedule(LRScheduler):

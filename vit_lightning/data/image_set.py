@@ -215,7 +215,6 @@ class ImageSet(SplitData):
         problems = super().problems() + problems_of(
             ("min_area", self.min_area, 0.0 < self.min_area <= 1.0, "above 0 and at most 1"),
             ("centre_share", self.centre_share, 0.0 < self.centre_share <= 1.0, "above 0 and at most 1"),
-            ("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"),
             ("resize", self.resize, covers(self.resize, self.image_size), f"at least image_size={self.image_size}"),
         )
         if self.interpolation.startswith("device_") and any(isinstance(a, PerImage) for a in self.augment or []):

@@ -21,7 +21,7 @@ from vit_lightning.data.image_set import IMAGENET_MEAN, IMAGENET_STD, SPLIT_NAME
 from vit_lightning.data.items import Items, labels_of, read_item, to_pixels
 from vit_lightning.data.per_image import Own, name_of, seeded
 from vit_lightning.data.splits import SPLITS, Split
-from vit_lightning.errors import UserError, named, problems_of, refuse
+from vit_lightning.errors import UserError, named, refuse
 from vit_lightning.sizes import pair
 
 
@@ -69,8 +69,6 @@ class WrappedDataset(SplitData):
 
     def problems(self) -> list[str]:
         problems = super().problems()
-        if self.image_size is not None:
-            problems += problems_of(("image_size", self.image_size, min(pair(self.image_size)) >= 1, "at least 1"))
         for key in ("mean", "std"):
             values = getattr(self, key)
             if values is not None and self.in_channels is not None and len(values) != self.in_channels:

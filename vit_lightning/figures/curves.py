@@ -57,12 +57,7 @@ def draw_curves(experiment: Experiment, folder: Path, best_step: int) -> None:
 
 @as_written
 def curves(
-    rows: Rows,
-    title: str,
-    *,
-    mixed: bool = False,
-    averaged: bool = False,
-    best_step: int | None = None,
+    rows: Rows, title: str, *, mixed: bool = False, averaged: bool = False, best_step: int | None = None
 ) -> Figure:
     """Draws loss, accuracy and learning rate over the steps of a run, and marks its best checkpoint.
 

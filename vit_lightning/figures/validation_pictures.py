@@ -35,12 +35,7 @@ from vit_lightning.storage.folder import is_first, write_whole
 from vit_lightning.storage.metrics import json_number
 from vit_lightning.storage.wandb_logger import RunLogger
 from vit_lightning.storage.wandb_values import IMAGES
-from vit_lightning.training.callbacks import (
-    gather,
-    has_whole_weights,
-    is_due,
-    labelled,
-)
+from vit_lightning.training.callbacks import gather, has_whole_weights, is_due, labelled
 from vit_lightning.training.lightning_detours import logged_steps
 from vit_lightning.training.mae import MAE
 

@@ -22,13 +22,7 @@ from vit_lightning.data.batches import Batch, as_batch, tensors_in
 from vit_lightning.errors import UserError
 from vit_lightning.metric_facts import METRICS
 from vit_lightning.random_keys import one_key
-from vit_lightning.training.lightning_detours import (
-    is_of_epoch,
-    log_again,
-    logged_steps,
-    longest_wait,
-    numbers_for_bar,
-)
+from vit_lightning.training.lightning_detours import is_of_epoch, log_again, logged_steps, longest_wait, numbers_for_bar
 
 
 class StepSeeds(Callback):

@@ -23,12 +23,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from vit_lightning.models import blocks, layers
-from vit_lightning.models.attention import (
-    DotProductAttention,
-    MultiHeadAttention,
-    SeparateAttention,
-    attention_weights,
-)
+from vit_lightning.models.attention import DotProductAttention, MultiHeadAttention, SeparateAttention, attention_weights
 from vit_lightning.models.feed_forward import FeedForwardBlock, PackedSwiGLU, SwiGLU
 from vit_lightning.models.heads import ClassificationHead, ClassTokenPool
 from vit_lightning.models.patches import ConvProjection

@@ -85,12 +85,7 @@ class KNNProbe(Callback):
     """
 
     def __init__(
-        self,
-        k: int = 20,
-        temperature: float = 0.07,
-        *,
-        every_n_epochs: int = 1,
-        train_images: int | None = 10_000,
+        self, k: int = 20, temperature: float = 0.07, *, every_n_epochs: int = 1, train_images: int | None = 10_000
     ) -> None:
         refuse(at_least(1, k=k, every_n_epochs=every_n_epochs, train_images=train_images))
         self.k, self.temperature = k, temperature

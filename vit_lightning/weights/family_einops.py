@@ -127,12 +127,7 @@ def _empty_class_token(options: Options, layout: Layout) -> dict[str, tuple[int,
 
 VIT_PYTORCH = Family(
     name="vit_pytorch",
-    fields=(
-        *_SIZES,
-        _HIDDEN,
-        _POOL,
-        *_MORE_SIZES,
-    ),
+    fields=(*_SIZES, _HIDDEN, _POOL, *_MORE_SIZES),
     names=_vit_names,
     fixed=_FIXED,
     read_rest=_read_vit,

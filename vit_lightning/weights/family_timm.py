@@ -29,6 +29,8 @@ _SIZES = (
     Field("depth", 12, "depth"),
     Field("num_heads", 12, "num_heads"),
     Field("mlp_ratio", 4.0),
+)
+_LAYERS = (
     Field("qkv_bias", True, "qkv_bias"),
     norm_choice("norm_layer", "norm", unset=_NORM),
     choice("act_layer", None, "activation", _ACTIVATIONS, unset="gelu"),
@@ -113,6 +115,7 @@ TIMM = Family(
     name="timm",
     fields=(
         *_SIZES,
+        *_LAYERS,
         Field("in_chans", 3, "in_channels"),
         choice("global_pool", "token", "pool", _POOLS),
         Field("qk_norm", False, "qk_norm", write=bool),
@@ -134,19 +137,12 @@ TIMM = Family(
     names=_names,
     read_rest=_read,
     write_rest=_write,
-    without={
-        "embed_layer": "PatchEmbed",
-        "block_fn": "Block",
-        "attn_layer": "Attention",
-    },
+    without={"embed_layer": "PatchEmbed", "block_fn": "Block", "attn_layer": "Attention"},
     inert=frozenset({"weight_init", "fix_init", "drop_path_rate", "dynamic_img_size", "dynamic_img_pad", *_DROPOUTS}),
     headless=True,
     layouts={"distilled": (False, True), "scales": _SCALES},
     layout_options={"distilled": "distillation_token"},
-    find_layout=lambda shapes: {
-        "distilled": "dist_token" in shapes,
-        "scales": _SCALES["blocks.0.gamma_1" in shapes],
-    },
+    find_layout=lambda shapes: {"distilled": "dist_token" in shapes, "scales": _SCALES["blocks.0.gamma_1" in shapes]},
 )
 
 
@@ -165,6 +161,7 @@ TIMM_LEGACY = Family(
     name="timm_legacy",
     fields=(
         *_SIZES,
+        *_LAYERS,
         Field("in_c", 3, "in_channels"),
         Field("qk_scale", None, "scale"),
         Field("representation_size", None, "representation_size"),
@@ -242,15 +239,7 @@ def _torch_encoder_names(options: Options, layout: Layout) -> Names:
 
 TORCH_ENCODER = Family(
     name="torch_encoder",
-    fields=(
-        Field("img_size", 224, "image_size", pair, height),
-        Field("patch_size", 16, "patch_size", pair, height),
-        Field("num_classes", 1000, "num_classes"),
-        Field("embed_dim", 768, "emb_size"),
-        Field("depth", 12, "depth"),
-        Field("num_heads", 12, "num_heads"),
-        Field("mlp_ratio", 4.0),
-    ),
+    fields=_SIZES,
     names=_torch_encoder_names,
     fixed={"norm": "layernorm_1e-05"},
     read_rest=lambda config, options, layout: {"hidden": int(config["embed_dim"] * config["mlp_ratio"])},
