@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import yaml
-from harness import in_ranks
+from harness import in_group
 from processes import Running
 from runs import SMALL
 
@@ -166,7 +166,7 @@ def test_the_installed_command_trains_and_loads_nothing_that_it_does_without(ins
 def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
     flags = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=50"]
     arguments = ("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")
-    result = Running(in_ranks, *arguments, folder=tmp_path).finish()
+    result = Running(in_group, *arguments, folder=tmp_path).finish()
     assert result.returncode == 0, result.stderr
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["steps"] == 26

@@ -15,7 +15,6 @@ import numpy as np
 import processes
 import pytest
 import torch
-import warm_rank
 from runs import logged_rows
 
 HERE = Path(__file__).parent
@@ -77,13 +76,6 @@ def in_group(*arguments: str) -> None:
     processes.command(*arguments)
 
 
-def in_ranks(*arguments: str) -> None:
-    """The same, with a second rank that has imported everything."""
-    os.setsid()
-    warm_rank.prepare(*arguments)
-    processes.command(*arguments)
-
-
 def setting(workers: int, ranks: int) -> tuple[str, ...]:
     flags = ("--checkpoint.every_n_steps=null", f"--data.num_workers={workers}")
     if ranks == 1:
@@ -91,10 +83,9 @@ def setting(workers: int, ranks: int) -> tuple[str, ...]:
     return (*flags, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=81")
 
 
-def begin(folder: Path, *flags: str, fault: str = "", call: Callable[..., None] | None = None) -> BaseProcess:
+def begin(folder: Path, *flags: str, fault: str = "") -> BaseProcess:
     arguments = (*flags,) if flags[0] == "fit" else ("fit", *FLAGS, *flags)
-    call = call or (in_ranks if "--trainer.devices=2" in flags else in_group)
-    return start(folder, *arguments, fault=fault, call=call, PYTHONPATH=os.pathsep.join(sys.path))
+    return start(folder, *arguments, fault=fault, call=in_group, PYTHONPATH=os.pathsep.join(sys.path))
 
 
 def ended(process: BaseProcess, seconds: float) -> int:

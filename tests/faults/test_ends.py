@@ -11,7 +11,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from harness import begin, ended, in_group, in_ranks, setting
+from harness import begin, ended, setting
 
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 from vit_lightning.storage.metrics import read_results
@@ -72,8 +72,7 @@ def go_on(folder: Path, whole: dict[str, object], flags: tuple[str, ...]) -> Non
         assert not harness.differences(whole, harness.outcome(folder))
         return
     resumes = (folder / "run/config.yaml").exists()
-    call = in_ranks if "--trainer.devices=2" in flags else in_group
-    process = begin(folder, *(("fit", "--resume=run", "--watchdog_minutes=30") if resumes else flags), call=call)
+    process = begin(folder, *(("fit", "--resume=run", "--watchdog_minutes=30") if resumes else flags))
     assert ended(process, 120) == 0, harness.log(folder)
     assert not harness.differences(whole, harness.outcome(folder))
 
@@ -182,7 +181,7 @@ def test_row_09_twenty_signals_to_the_group_at_random_moments(tmp_path, wholes, 
 @pytest.mark.parametrize("number", CODES)
 def test_row_09_a_signal_in_start_up(tmp_path, number, seconds, who):
     """Two ranks, of which the second is a new program; seconds count from when the signalled one is there."""
-    process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW, call=in_group)
+    process = begin(tmp_path, *setting(workers=0, ranks=2), fault=SLOW)
     if who == "rank 1":
         wait_for("no second rank", lambda: bool(second_ranks(process.pid)))
         (second,) = second_ranks(process.pid)
@@ -221,9 +220,9 @@ def test_row_02_ten_kills_of_two_ranks(tmp_path):
         rank = number % 2
         fault = f"{rank}:{step}:{draw.choice(('batch_start', 'forward', 'after_backward', 'after_opt_step'))}:KILL"
         again = ("fit", "--resume=run") if number else RANDOM
-        assert ended(begin(killed, *again, fault=fault, call=in_ranks), 120) in (137, rank), fault
+        assert ended(begin(killed, *again, fault=fault), 120) in (137, rank), fault
         nothing_is_left(killed)
-    assert ended(begin(killed, "fit", "--resume=run", call=in_ranks), 120) == 0, harness.log(killed)
+    assert ended(begin(killed, "fit", "--resume=run"), 120) == 0, harness.log(killed)
     assert not harness.differences(harness.outcome(whole), harness.outcome(killed))
     assert harness.batches(whole, 1) == harness.batches(killed, 1)
 
