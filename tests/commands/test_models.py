@@ -103,7 +103,6 @@ def test_the_command_takes_a_config_or_a_trained_model(in_folder, capsys):
     assert re.search(r"layer4 .* \[1, 512, 1, 1\]", capsys.readouterr().out)
     assert main(["summary", "--help"]) == 0
     said = capsys.readouterr().out
-    assert "--batch-size int" in said
     assert "--image-size int | [int, int]\n" in said
     assert main(["export", "--help"]) == 0
     assert "usage: lightning export --ckpt=CKPT --out=OUT [--OPTION=VALUE ...]\n" in capsys.readouterr().out

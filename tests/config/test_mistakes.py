@@ -100,14 +100,12 @@ COMMANDS = {
         "must end in .npz",
         "split=val is for the run's own images",
     ],
-    "embed --ckpt=run flat --device=gpu": "device=gpu: ",
     "export": ["--ckpt is missing", "--out is missing"],
     "export --ckpt=nowhere --out=new --to=tflite": ["to=tflite must be one of safetensors, onnx", "ckpt=nowhere is"],
     "export --ckpt=run --out=flat": "out=flat is there already",
     "inspect": "--ckpt is missing",
     "inspect --ckpt=run --count=0": "count=0 must be at least 1",
     "inspect --ckpt=run no.jpg": "no.jpg: there is no such file or folder",
-    "summary --ckpt=nowhere --batch_size=0": "batch_size=0 must be at least 1",
     "configs digit": "digit: there is no such config (did you mean digits?",
     "configs digits digits_short": "digits_short: unexpected argument",
     "ablate": "PLAN is missing (lightning ablate --help)",
@@ -289,8 +287,10 @@ VALUES = {
         "distillation.teacher=nowhere is neither a run folder nor a file",
     ],
     "fit digits.yaml --trainer.limit_train_batches=0 --seed_everything=4294967296 --data.split_seed=4294967296"
-    " --checkpoint.every_n_steps=0 --experiment=../x --trainer.max_epochs=0"
-    " --trainer.gradient_clip_val=-1": [
+    " --checkpoint.every_n_steps=0 --experiment=../x --trainer.max_epochs=0 --watchdog_minutes=-1"
+    " --trainer.gradient_clip_val=-1 --distillation.temperature=2": [
+        "watchdog_minutes=-1.0 must be at least 0",
+        "distillation.temperature=2.0 does nothing for kind=hard",
         "trainer.limit_train_batches=0 must be above 0",
         "seed_everything=4294967296 must be at least 0 and below 2**32",
         "data.split_seed=4294967296 must be below 2**32",
@@ -373,10 +373,13 @@ TOGETHER = {
         "beside lightning.pytorch.demos.BoringModel.training_step, lightning.pytorch.demos.BoringModel.step: CUDA",
     ],
     "fit digits.yaml --compile=reduce-overhead --trainer.devices=2 --module=frozen.Frozen": "trainer.devices=2: CUDA",
-    "fit digits.yaml --ema.warmup=false --lora.alpha=3 --distillation.kind=soft": [
+    "fit digits.yaml --ema.warmup=false --lora.alpha=3 --distillation.kind=soft --distillation.alpha=1.5"
+    " --distillation.temperature=0": [
         "ema.warmup=False does nothing without decay",
         "lora.alpha=3.0 does nothing for rank=0 (give a rank",
         "distillation.teacher is missing",
+        "distillation.alpha=1.5 must be between 0 and 1",
+        "distillation.temperature=0.0 must be a finite number above 0",
     ],
     "fit digits.yaml --trainer.max_time=00:00:00:00": (
         "trainer.max_time=00:00:00:00 must be a time above 0 (days:hours:minutes:seconds)"

@@ -195,18 +195,3 @@ def test_weights_of_torchvision_are_data(in_folder, monkeypatch):
     ):
         make_teacher("torchvision:squeezenet1_1", Pictures())
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({"teacher": "a", "alpha": 1.5}, "alpha=1.5 must be between 0 and 1"),
-        ({"teacher": "a", "kind": "soft", "temperature": 0.0}, "temperature=0.0 must be a finite number above 0"),
-        ({"teacher": "a", "temperature": 2.0}, "temperature=2.0 does nothing for kind=hard"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_named(arguments, problem):
-    with pytest.raises(UserError) as caught:
-        DistillationConfig(**arguments)
-    assert caught.value.problems == [problem]

@@ -1,14 +1,11 @@
 """The watchdog of a run, by the seconds that it gives faulthandler."""
 
-import math
 from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
-from vit_lightning.config.options import ConfigOptions
-from vit_lightning.errors import UserError
 from vit_lightning.training import endings
 from vit_lightning.training.endings import LATER, Watchdog, stacks_of
 from vit_lightning.training.lightning_detours import longest_wait, wait_at_most
@@ -72,12 +69,6 @@ def test_no_minutes_are_no_watchdog(armed, tmp_path):
     dog.teardown()
     assert armed.seconds == []
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("minutes", [-1.0, math.nan, math.inf])
-def test_minutes_of_the_watchdog(minutes):
-    with pytest.raises(UserError, match="watchdog_minutes="):
-        ConfigOptions(watchdog_minutes=minutes)
 
 
 def test_ranks_wait_four_times_as_long_for_one_another():

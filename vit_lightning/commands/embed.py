@@ -21,6 +21,7 @@ from vit_lightning.data.image_files import ImageFiles, find_images, in_words
 from vit_lightning.data.splits import Split
 from vit_lightning.errors import UserError, at_least, counted, named, refuse
 from vit_lightning.storage.folder import new_folder, write_whole
+from vit_lightning.training.resources import device_type
 from vit_lightning.weights.sources import Source
 from vit_lightning.weights.trust import refuse_untrusted
 
@@ -37,7 +38,6 @@ def embed(
     trust: Trust = False,
     batch_size: int = 64,
     num_workers: int = 0,
-    device: str = "auto",
 ) -> Path:
     """Writes the pooled features of images before the classifier, (n, e), with their names; returns the file.
 
@@ -47,7 +47,6 @@ def embed(
         out: new .npz file; by default embeddings.npz in a new folder, RUN/embed/TIME or runs/embed/TIME.
         batch_size: images in a batch; with the run's own test images that of the run.
         num_workers: processes that decode image files; likewise.
-        device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
 
     Raises:
         UserError: model or images are not there, or an image is damaged.
@@ -67,7 +66,7 @@ def embed(
     files = find_images(images, left_out)
     source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
     model = Model(source)
-    model.network.to(device_named(device))
+    model.network.to(device_type("auto"))
     data = (
         model.data(files, batch_size=batch_size, num_workers=num_workers)
         if files
@@ -86,16 +85,6 @@ def embed(
     count, width = columns["features"].shape
     say(f"features of {counted(count, 'image')}, {counted(width, 'number')} each: {path}")
     return path
-
-
-def device_named(name: str) -> torch.device:
-    """Returns a device, auto the GPU where there is one; raises UserError if it is not there."""
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as fault:
-        raise UserError(f"device={name}: {' '.join(str(fault).split())[:200]}") from fault
-    return device
 
 
 def run_images(source: Source, split: Split, *, trust: bool) -> ImageData:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vit_lightning.commands.console import quiet, row, say
-from vit_lightning.commands.embed import device_named, run_images
+from vit_lightning.commands.embed import run_images
 from vit_lightning.commands.load import Checkpoint, Facts, Model, Size, Trust, open_model, top_classes
 from vit_lightning.data.image_files import find_images
 from vit_lightning.errors import UserError, at_least, counted, named, refuse
@@ -25,6 +25,7 @@ from vit_lightning.inspect.survey import Survey, survey
 from vit_lightning.storage.folder import new_folder, write_whole
 from vit_lightning.storage.metrics import read_results
 from vit_lightning.training.classifier import probabilities
+from vit_lightning.training.resources import device_type
 from vit_lightning.weights.sources import Source
 
 
@@ -36,7 +37,6 @@ def inspect(
     image_size: Size = None,
     config: Facts = None,
     trust: Trust = False,
-    device: str = "auto",
 ) -> Path:
     """Writes attention maps, relevance, and measures of tokens and weights as figures and one page; returns its path.
 
@@ -44,7 +44,6 @@ def inspect(
         *images: image files and folders; by default test images of the run that trained the model.
         out: new folder; by default RUN/inspect/TIME or runs/inspect/TIME.
         count: number of images at most.
-        device: auto takes a GPU where there is one; or cpu, cuda, cuda:1, mps.
 
     Raises:
         UserError: model or images are not there, or it has no patches that are known.
@@ -57,7 +56,7 @@ def inspect(
     if len(files) > count:
         say(row("images", f"the first {count} of {len(files):,} (--count)"))
     model = Model(source)
-    model.network.to(device_named(device))
+    model.network.to(device_type("auto"))
     names, prepared = model.prepared(files[:count] if pixels is None else _resized(pixels, model))
     with named(f"ckpt={source.place}: "):
         found = survey(model.network, prepared)

@@ -21,7 +21,7 @@ from vit_lightning.commands.load import Checkpoint, Facts, Size, Trust, open_mod
 from vit_lightning.commands.module import make_module
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.networks import empty_network
-from vit_lightning.errors import UserError, at_least, one_line, refuse
+from vit_lightning.errors import UserError, one_line
 from vit_lightning.training.resources import AUTO, auto_precision
 
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -49,20 +49,14 @@ def summary(
     image_size: Size = None,
     config: Facts = None,
     trust: Trust = False,
-    batch_size: int = 1,
 ) -> None:
-    """Prints the layers of the network of a config, or of a trained model, and what a training step takes.
-
-    Args:
-        batch_size: number of images of a step, with --ckpt.
-    """
-    refuse(at_least(1, batch_size=batch_size))
+    """Prints the layers of the network of a config, or of a trained model, and what a training step takes."""
     if bool(ckpt) == (experiment is not None):
         raise UserError("give a config, as lightning summary --config digits, or a model, as --ckpt RUN_FOLDER")
     quiet()
     if experiment is None:
         source = open_model(ckpt, image_size=image_size, config=config, trust=trust)
-        network, shape, precision = source.network, image_shape(source), "32-true"
+        network, shape, batch_size, precision = source.network, image_shape(source), 1, "32-true"
     else:
         network, shape, batch_size, precision = step_of(experiment)
     say(str(layers_of(network, shape)))

@@ -6,12 +6,11 @@ options are the arguments of the classes that they name.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from vit_lightning.errors import at_least, is_plain_name, problems_of, refuse
+from vit_lightning.errors import at_least, is_plain_name, refuse
 from vit_lightning.models.resize import ResizePositions
 from vit_lightning.storage.wandb_logger import WandbConfig
 from vit_lightning.training.checkpoints import CheckpointConfig
@@ -111,11 +110,8 @@ class ConfigOptions:
             problems.append(f"seed_everything={self.seed_everything} must be at least 0 and below 2**32")
         if self.experiment is not None and not is_plain_name(self.experiment):
             problems.append(f"experiment={self.experiment} must be a plain name, without slashes")
-        minutes = self.watchdog_minutes
-        limits = at_least(0, pictures_every_n_epochs=self.pictures_every_n_epochs)
-        refuse(
-            problems, limits, problems_of(("watchdog_minutes", minutes, 0 <= minutes < math.inf, "at least 0 minutes"))
-        )
+        every, minutes = self.pictures_every_n_epochs, self.watchdog_minutes
+        refuse(problems, at_least(0, pictures_every_n_epochs=every, watchdog_minutes=minutes))
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ class RotaryAttention(MultiHeadAttention):
 
     def set_grid(self, grid: tuple[int, int], prefix_tokens: int, registers: int = 0) -> None:
         """Sets the positions: rows and columns of patches, and how many tokens, of these registers, are before them."""
-        positions = RotaryPositions(
+        self.positions = RotaryPositions(
             grid,
             self.dim_head,
             prefix_tokens,
@@ -272,8 +272,6 @@ class RotaryAttention(MultiHeadAttention):
             registers=registers if self.register_temperature is not None else 0,
             register_temperature=self.register_temperature or 1.0,
         )
-        weight = next(self.parameters())
-        self.positions = positions.to(weight.device, weight.dtype)
 
     def heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         assert self.positions is not None, "ViT calls set_grid() first"

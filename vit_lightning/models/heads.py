@@ -86,8 +86,6 @@ class ClassTokenAndMeanPool(MeanPool):
     """Class token and mean over the patches side by side (Oquab et al. 2023, DINOv2's classifier): -> (b, 2 e)."""
 
     def __init__(self, emb_size: int, num_heads: int, prefix_tokens: int) -> None:
-        if prefix_tokens < 1:
-            raise UserError("pool=ClassTokenAndMeanPool needs class_token=true")
         super().__init__(emb_size, num_heads, prefix_tokens)
         self.features = 2 * emb_size
 

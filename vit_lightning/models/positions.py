@@ -181,8 +181,6 @@ class RotaryPositions(ExactTable):
         registers: int = 0,
         register_temperature: float = 100.0,
     ) -> None:
-        if dim_head % 4:
-            raise UserError(f"dim_head={dim_head} must be a multiple of 4 for rotary positions in two dimensions")
         if math.isqrt(registers) ** 2 != registers:
             raise UserError(f"register_tokens={registers} must be a square number to be rotated")
         count = dim_head // 4

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -58,8 +58,6 @@ class OwnLoss:
 
     make: Callable[[], Criterion]
     name: str
-    label_smoothing: float = field(default=0.0, init=False)
-    """None that we know of."""
 
     def problems(self, classes: int, *, mixes: bool) -> list[str]:
         """Returns the reasons for which it cannot be trained with, found on a few random logits.
