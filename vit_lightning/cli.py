@@ -179,7 +179,7 @@ def _call(name: str, command: Command, arguments: list[str]) -> None:
         for text in call.experiment.unread if is_first() else ():
             print(f"lightning {name}: {text}", file=sys.stderr)
         if call.experiment.print_config:
-            print(call.experiment.shown(), end="")
+            print(call.experiment.to_yaml(), end="")
             return
     call.run()
 

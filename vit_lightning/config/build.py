@@ -73,7 +73,6 @@ def build(merged: Merged, command: str, **of_call: Any) -> Experiment:
     written |= {key: part if key not in CONFIGURED or takes(module, key) else None for key, part in parts.items()}
     return Experiment(
         config=plain({**written, "trainer": trainer}),
-        given=merged.config,
         data=data,  # type: ignore[arg-type]  # None where the config alone is printed
         network=network,
         module=module,

@@ -12,7 +12,7 @@ from torch import nn
 from torchmetrics import Metric
 
 from vit_lightning.config.adapters import ADAPTERS
-from vit_lightning.config.files import flatten, options_of, word
+from vit_lightning.config.files import flatten
 from vit_lightning.config.from_weights import Trained
 from vit_lightning.config.networks import network_from
 from vit_lightning.config.options import Resume, Settings
@@ -31,8 +31,6 @@ class Experiment:
 
     config: Mapping[str, Any]
     """The complete config as plain data: what ``config.yaml`` and checkpoints hold."""
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """What files, flags and weights say of it; all else are defaults."""
     data: ImageData
     """The data module; it has read no images yet."""
     settings: Settings
@@ -95,12 +93,6 @@ class Experiment:
     def to_yaml(self) -> str:
         """Returns a config file that repeats the run."""
         return str(yaml.safe_dump(self.config, sort_keys=False))
-
-    def shown(self) -> str:
-        """Returns that file behind the options that are no defaults, as comments."""
-        known = {key: value for key, value in self.given.items() if key in self.config}
-        given = "".join(f"#   {key}: {' '.join(word(value).split())}\n" for key, value in options_of(known).items())
-        return f"# given:\n{given}# with all defaults:\n{self.to_yaml()}"
 
     def with_seed(self, seed: int, tags: Sequence[str]) -> Experiment:
         """Returns the experiment with another seed and other W&B tags."""
