@@ -162,16 +162,18 @@ def test_a_model_of_weights_of_several_dtypes_has_one(other):
     assert vit(images(2, 3, 8, 8).to(whole)).isfinite().all()
 
 
-def test_features_go_only_to_and_come_only_from_families_that_have_such():
-    _, state, config = fresh("simple_vit")
-    with pytest.raises(UserError, match="num_classes=0: simple_vit has no model"):
-        from_reference(state, family="simple_vit", config={**config, "num_classes": 0})
-    vit = ViT(image_size=8, patch_size=4, emb_size=16, depth=2, num_heads=2, num_classes=0)
-    state, config = to_reference(vit, family="timm")
-    assert config["num_classes"] == 0
-    assert not any(name.startswith("head") for name in state)
-    with pytest.raises(UserError, match="num_classes=0: torchvision has no model"):
-        to_reference(vit, family="torchvision")
+@pytest.mark.parametrize(
+    ("family", "head"), [("timm", "head."), ("torchvision", "heads."), ("simple_vit", "linear_head.")]
+)
+def test_weights_without_a_head_are_those_of_features(family, head):
+    whole, state, config = fresh(family)
+    bare = {name: value for name, value in state.items() if not name.startswith(head)}
+    batch = images(2, whole.in_channels, *whole.image_size)
+    features = from_reference(bare, family=family, config={**config, "num_classes": 0}).eval()
+    assert torch.equal(whole.head.linear(features(batch)), whole(batch))
+    again, written = to_reference(features, family=family)
+    assert again.keys() == bare.keys()
+    assert written["num_classes"] == 0
 
 
 def test_rotary_attention_is_no_part_of_timm_s_table():

@@ -121,8 +121,6 @@ def readings_of(tensors: Tensors, families: Iterable[Family] = FAMILIES.values()
 def _build(table: Family, config: Mapping[str, Any], layout: Layout) -> tuple[Options, ViT]:
     """Returns the options of a config and a ViT of them."""
     options = table.read(config, layout)
-    if not options["num_classes"] and not table.headless:
-        raise UserError(f"num_classes=0: {table.name} has no model that returns the pooled features")
     return options, build(options)
 
 

@@ -139,7 +139,6 @@ TIMM = Family(
     write_rest=_write,
     without={"embed_layer": "PatchEmbed", "block_fn": "Block", "attn_layer": "Attention"},
     inert=frozenset({"weight_init", "fix_init", "drop_path_rate", "dynamic_img_size", "dynamic_img_pad", *_DROPOUTS}),
-    headless=True,
     layouts={"distilled": (False, True), "scales": _SCALES},
     layout_options={"distilled": "distillation_token"},
     find_layout=lambda shapes: {"distilled": "dist_token" in shapes, "scales": _SCALES["blocks.0.gamma_1" in shapes]},
@@ -172,7 +171,6 @@ TIMM_LEGACY = Family(
     write_rest=_write_legacy,
     without={"embed_layer": "PatchEmbed"},
     inert=frozenset({"drop_ratio", "attn_drop_ratio", "drop_path_ratio"}),
-    headless=True,
     layouts={"blocks": ("blocks", "block")},
     find_layout=lambda shapes: {"blocks": "block" if any(name.startswith("block.") for name in shapes) else "blocks"},
 )

@@ -105,7 +105,6 @@ class Family:
         without: arguments that we have only at these values.
         inert: arguments that change neither the function nor the weights.
         flatten: turns the reference's nested form of a config into its flat one.
-        headless: whether the family has models without a classifier, which return the pooled features.
         layouts: what may differ between its files, each with the values that are written, the current one first.
         layout_options: keys of the layout that set an option of ours.
         find_layout: layout of given tensors.
@@ -122,7 +121,6 @@ class Family:
     without: Config = field(default_factory=dict)
     inert: frozenset[str] = frozenset()
     flatten: Callable[[Mapping[str, Any]], Config] = dict
-    headless: bool = False
     layouts: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     layout_options: dict[str, str] = field(default_factory=dict)
     find_layout: Callable[[Shapes], Layout] = lambda shapes: {}
