@@ -228,7 +228,7 @@ def test_a_test_without_batches_leaves_a_run(in_folder):
 def test_a_short_run_without_validation_has_rows_and_says_that_the_last_weights_are_tested(in_folder, capsys):
     flags = ("--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=null", "--data.batch_size=400")
     assert fit(resolve([*SMALL, *flags, "--out=out"]))["steps"] == 4
-    assert "nothing was validated: the weights of the last step are tested" in capsys.readouterr().out
+    assert "no validation chose a best checkpoint: the weights of the last step are tested" in capsys.readouterr().out
     assert not Path("out/checkpoints/best.ckpt").exists()
     assert [row["step"] for row in logged_rows(Path("out")) if "lr" in row] == [0, 1, 2, 3]
 

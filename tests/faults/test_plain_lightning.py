@@ -231,6 +231,20 @@ def test_one_stop_without_dropout_changes_no_weights(tmp_path, accumulate):
     assert same_weights(modules[-1], whole)
 
 
+class Follows(Module):
+    def configure_optimizers(self):
+        sgd = super().configure_optimizers()
+        return [sgd], [{"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(sgd, patience=0), "monitor": "batch"}]
+
+
+@wanted("a rate that follows a metric has no step at the end of the epoch in which a run resumes")
+def test_a_rate_that_follows_a_metric_does_so_after_a_restart(tmp_path):
+    whole, _ = train(tmp_path / "whole", alike(), module=Follows())
+    train(tmp_path / "parts", alike(), module=Follows(), stop=BATCHES + 3)
+    after, _ = train(tmp_path / "parts", alike(), module=Follows(), resume=tmp_path / "parts/last.ckpt")
+    assert after.optimizers[0].param_groups[0]["lr"] == whole.optimizers[0].param_groups[0]["lr"]
+
+
 @wanted("a checkpoint has no checksum that is looked at")
 def test_one_flipped_bit_is_found(tmp_path):
     train(tmp_path, alike(), stop=3)

@@ -1,5 +1,6 @@
 """Callbacks and modules of a user, as a file of theirs: copied into the working folder of a test."""
 
+import math
 import os
 import random
 import signal
@@ -107,6 +108,19 @@ class Listed(Callback):
 
     def state_dict(self):
         return [1]
+
+
+class Knowing(Callback):
+    """Acts on weights by all numbers that a Trainer knows, and asks for one where the third epoch starts."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            self.seen = float(trainer.callback_metrics["val/acc"])
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        known = (trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics)
+        numbers = [float(one[name]) for one in known for name in sorted(one) if "speed" not in name]
+        scale(pl_module, 1 - 1e-3 * math.tanh(sum(numbers)))
 
 
 class Unfreeze(Callback):
@@ -258,6 +272,19 @@ class Rated(Logging):
         optimizer.param_groups[0]["counted"] += 1
 
 
+class Plateaued(Logging):
+    """Its rate follows the last validation, where there has been one."""
+
+    def __init__(self, interval: str = "epoch"):
+        super().__init__()
+        self.interval = interval
+
+    def configure_optimizers(self):
+        sgd = SGD(self.layer.parameters(), 0.1)
+        follow = {"scheduler": schedules.ReduceLROnPlateau(sgd, "max", 0.8, 0), "interval": self.interval}
+        return [sgd], [{**follow, "monitor": "val/acc", "strict": False}]
+
+
 class Weighted(Logging):
     def __init__(self, weight: float = 1.0):
         super().__init__()
@@ -336,6 +363,33 @@ class ByHand(Logging):
         if batch_idx % 3 == 2:
             self.optimizers().step()
             self.optimizers().zero_grad()
+
+
+class Raw(Logging):
+    """Steps an optimizer without Lightning's wrapper, so that the Trainer counts no step."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers().optimizer
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class Two(Raw):
+    """Of whose two optimizers the Trainer counts each step."""
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(Logging.training_step(self, batch, batch_idx))
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self):
+        return SGD([self.layer.weight], 0.1), SGD([self.layer.bias], 0.1)
 
 
 class Stream(IterableDataset):

@@ -1,5 +1,6 @@
 """A run with callbacks and modules of others: killed inside an epoch it ends in the same bits, or it is refused."""
 
+import contextlib
 import csv
 import json
 import shutil
@@ -148,6 +149,46 @@ def test_a_run_with_callbacks_ends_in_the_same_bits(given, kill):
     resumed_equals_whole(callbacks(*given), kill=kill)
 
 
+KEEPING = "{class_path: ModelCheckpoint, monitor: val/loss, every_n_train_steps: 2, save_top_k: 2, dirpath: kept}"
+STOPPING = "class_path: EarlyStopping, monitor: val/acc, mode: max, patience: 1, check_on_train_epoch_end: true"
+EARLIER = "--checkpoint.every_n_steps=null"  # it resumes at the end of the epoch before, of seven steps
+
+
+@pytest.mark.parametrize(
+    ("given", "kill"),
+    [
+        ((callbacks("own.Knowing"),), 17),
+        ((callbacks(KEEPING),), 17),
+        (("--module.class_path=own.Plateaued", EARLIER), 17),
+        *(
+            pytest.param(*row, marks=pytest.mark.full)
+            for row in (
+                ((callbacks("own.Knowing"), EARLIER), 23),
+                ((callbacks(f"{{{STOPPING}, strict: false}}"),), 17),
+                (("--module.class_path=own.Plateaued",), 17),
+                (("--module.class_path=own.Plateaued",), 14),
+                (("--module={class_path: own.Plateaued, interval: step}",), 17),
+            )
+        ),
+    ],
+)
+def test_callbacks_of_a_resumed_run_know_its_last_validation(given, kill):
+    """PL#18595: also a rate that follows it, whose step in Lightning comes after the checkpoint, or not at all."""
+    flags = [flag for flag in RUN if "module" not in given[0] or not flag.startswith("--model")]
+    flags += ["--trainer.check_val_every_n_epoch=2", "--trainer.max_epochs=5", *given]
+    kept = []
+    for name in ("whole", "run"):
+        with killed_after(kill) if name == "run" else contextlib.nullcontext():
+            main([*flags, f"--out={name}"])
+        if name == "run":
+            assert main(["fit", "--resume=run"]) == 0
+        kept.append(sorted(path.name for path in Path().glob("kept/*")))
+        shutil.rmtree("kept", ignore_errors=True)
+    whole = same_weights("whole", "run")
+    assert kept[0] == kept[1]
+    assert whole["global_step"] == (21 if STOPPING in given[0] else 35)
+
+
 @pytest.mark.parametrize("name", ["ModelPruning", "LearningRateFinder", "BatchSizeFinder"])
 def test_what_no_resume_can_repeat_is_refused_before_the_start(capfd, name):
     arguments = ", pruning_fn: l1_unstructured, amount: 0.1" if name == "ModelPruning" else ""
@@ -237,17 +278,25 @@ def test_buffers_that_the_checkpoint_restores_are_named_where_options_of_the_mod
         assert main(["fit", "--resume=run", "--module.weight=2", "--allow-config-change=module.weight"]) == 0
 
 
-def test_gradients_accumulated_by_hand_survive_a_kill(monkeypatch):
-    """OneTrainer#1465: inside a group of three batches, where no step is due for a checkpoint."""
+@pytest.mark.parametrize("name", ["ByHand", "Raw", pytest.param("Two", marks=pytest.mark.full)])
+def test_what_a_module_steps_by_hand_survives_a_kill(monkeypatch, name):
+    """OneTrainer#1465: inside a group of three batches; steps are those of the rows, whatever the Trainer counts."""
     flags = [flag for flag in RUN if not flag.startswith(("--model", "--checkpoint"))]
-    flags += ["--module=own.ByHand", "--trainer.callbacks=own.Stop"]
+    flags += [f"--module=own.{name}", "--trainer.callbacks=own.Stop"]
     assert main([*flags, "--out=whole"]) == 0
     monkeypatch.setenv("STOP", "1")
     with pytest.raises(SystemExit, match="143"):
         main([*flags, "--out=run"])
     monkeypatch.delenv("STOP")
     assert main(["fit", "--resume=run"]) == 0
-    assert same_weights("whole", "run")["global_step"] == 6
+    assert same_weights("whole", "run")["global_step"] == 21
+    assert logged_rows(Path("whole")) == logged_rows(Path("run"))
+    results = [json.loads(Path(name, "results.json").read_text()) for name in ("whole", "run")]
+    best = read_checkpoint(Path("whole/checkpoints/best.ckpt"))
+    validated = {row["step"] + 1: row["val/acc"] for row in logged_rows(Path("whole")) if "val/acc" in row}
+    assert all(one["steps"] == 21 for one in results)
+    assert all(one["val/acc"] == validated[one["best_step"]] == max(validated.values()) for one in results)
+    assert best["global_step"] == results[0]["best_step"]
 
 
 @pytest.mark.parametrize("kill", [4, 7, *(pytest.param(kill, marks=pytest.mark.full) for kill in (2, 3, 9))])

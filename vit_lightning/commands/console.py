@@ -28,6 +28,7 @@ from vit_lightning.metric_facts import Stage, facts_of
 from vit_lightning.storage.folder import FULL
 from vit_lightning.training.callbacks import training_steps
 from vit_lightning.training.classifier import ConfiguredOptimizer
+from vit_lightning.training.lightning_detours import trained_steps
 from vit_lightning.training.optim import OptimizerConfig
 from vit_lightning.training.resources import AUTO
 
@@ -206,7 +207,7 @@ def _splits(data: ImageData, *, test: bool) -> str:
 
 def _length(trainer: Trainer, data: ImageData) -> str:
     """Returns epochs, steps and batch size; in a resumed run, what is done and what remains."""
-    batches, epochs, done = trainer.num_training_batches, trainer.max_epochs or 0, trainer.global_step
+    batches, epochs, done = trainer.num_training_batches, trainer.max_epochs or 0, trained_steps(trainer)
     per_epoch, total = (0.0, 0) if math.isinf(batches) else _steps(trainer)  # of unknown length
     parts = [counted(epochs, "epoch")] if math.isinf(batches) and epochs > 0 else []
     parts = [_epochs(total / per_epoch), counted(total, "step")] if total else parts

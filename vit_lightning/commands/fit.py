@@ -56,7 +56,7 @@ from vit_lightning.training.callbacks import LearningRate, StepSeeds, Stopwatch,
 from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.endings import StopOnSignal, Watchdog
-from vit_lightning.training.lightning_detours import count_as_trained, wait_at_most
+from vit_lightning.training.lightning_detours import count_as_trained, logged_steps, wait_at_most
 from vit_lightning.training.mae import MAE
 from vit_lightning.training.monitor import FiniteGuard, Monitor
 from vit_lightning.training.optim import ConfiguredGroups
@@ -207,7 +207,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)
         if experiment.config["test"] and not had_best and not (folder / BEST).is_file():
-            say(row("note", "nothing was validated: the weights of the last step are tested"))
+            say(row("note", "no validation chose a best checkpoint: the weights of the last step are tested"))
         with reading(folder):
             results = training_results(experiment, run.facts, folder, checkpoint)
         if experiment.config["test"]:
@@ -284,7 +284,7 @@ def _ended_in_words(run: Run, *, is_new: bool) -> Iterator[None]:
         if isinstance(fault, DamagedImage):
             fault.problems.append(f"{CHECK}; the run folder is {run.folder}")
         is_full = isinstance(fault.__cause__, OSError | RuntimeError)  # a disk, which may have space again
-        is_mistake = type(fault) is UserError and not is_full and not run.trainer.global_step
+        is_mistake = type(fault) is UserError and not is_full and not logged_steps(run.trainer)
         if is_new and is_mistake and is_first():
             shutil.rmtree(run.folder, ignore_errors=True)
         raise

@@ -135,8 +135,7 @@ class Resumed:
         with reading(path or self.folder):
             # before a validation, the rows of the step that it follows are logged again
             measured = checkpoint.get("callbacks", {}).get("Monitor", {}).get("row")
-            again = done - checkpoint.get("before_validation", False)
-            resume_rows(loggers, again, measured, checkpoint.get("row"))
+            resume_rows(loggers, done - checkpoint.get("before_validation", False), measured, checkpoint.get("row"))
         return path, checkpoint
 
 

@@ -111,9 +111,8 @@ class Checkpoints(Checkpoint):
         detours.call_after_batches(trainer, lambda: self._end_batch(trainer))
 
     def _end_batch(self, trainer: Trainer) -> None:
-        every_n_steps = self.settings.every_n_steps
-        if every_n_steps is not None and trainer.global_step - max(0, self._saved_step) >= every_n_steps:
-            self._due = True
+        every_n_steps = self.settings.every_n_steps or math.inf
+        self._due |= detours.trained_steps(trainer) - max(0, self._saved_step) >= every_n_steps
         if self._due or detours.validates_now(trainer):
             self.save_if_possible(trainer)
 
@@ -135,7 +134,7 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
             return
-        self._validated_step = trainer.global_step
+        self._validated_step = detours.trained_steps(trainer)
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # else the end of the epoch saves
             self._save_best(trainer)
 
@@ -145,10 +144,9 @@ class Checkpoints(Checkpoint):
             self._refuse_unknown(trainer, ", or --trainer.num_sanity_val_steps=0 if the sanity check logs less")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._validated_step == trainer.global_step:  # else the score is that of older weights
+        if self._validated_step == detours.trained_steps(trainer):  # else the score is that of older weights
             self._save_best(trainer)
-        is_due = (trainer.current_epoch + 1) % self.settings.every_n_epochs == 0
-        if is_due:
+        if (trainer.current_epoch + 1) % self.settings.every_n_epochs == 0:
             self.save_last(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -169,7 +167,7 @@ class Checkpoints(Checkpoint):
         """Forgets the best checkpoint if hooks of the end of training have changed what a checkpoint holds."""
         (last, before), norms = self._norms, [weight.detach().norm() for weight in weights]
         modes = [group.get("train_mode") for one in trainer.optimizers for group in one.param_groups]  # of ScheduleFree
-        self._norms = (trainer.global_step, modes), norms
+        self._norms = (detours.trained_steps(trainer), modes), norms
         changed = self._finished and last == self._norms[0] and not all(map(torch.equal, before, norms))
         if self._finished and trainer.strategy.broadcast(changed and self.best_score is not None):
             self._is_measured = False
@@ -186,14 +184,14 @@ class Checkpoints(Checkpoint):
 
     def _begin_last(self, trainer: Trainer) -> None:
         self.finish(trainer)
-        self._saved_step, self._due = trainer.global_step, False
+        self._saved_step, self._due = detours.trained_steps(trainer), False
         self._begin(trainer, self.last)
 
     def has_last(self, trainer: Trainer) -> bool:
         """Whether ``last.ckpt`` is that of this step."""
         if self._writing == self.last:
             self.finish(trainer)
-        return self._saved_step == trainer.global_step
+        return self._saved_step == detours.trained_steps(trainer)
 
     def _save_best(self, trainer: Trainer) -> None:
         self.finish(trainer)
@@ -206,7 +204,7 @@ class Checkpoints(Checkpoint):
         sign = -1.0 if self.settings.mode == "min" else 1.0
         if math.isnan(score) or (self.best_score is not None and sign * score <= sign * self.best_score):
             return
-        self.best_score, self.best_step = score, trainer.global_step
+        self.best_score, self.best_step = score, detours.trained_steps(trainer)
         self._begin(trainer, self.best)
 
     def _refuse_unknown(self, trainer: Trainer, more: str = "") -> None:
@@ -244,7 +242,7 @@ class Checkpoints(Checkpoint):
             trainer.strategy.barrier()  # only the first rank writes
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["config"] = self.config
+        checkpoint |= {"config": self.config, "global_step": detours.trained_steps(trainer)}
         names = checkpoint["state_dict"].keys() & dict(pl_module.named_parameters())
         self._measure(trainer, [checkpoint["state_dict"][name] for name in sorted(names)])
         checkpoint["callbacks"][self.state_key] = self.state_dict()
@@ -260,9 +258,7 @@ class Checkpoints(Checkpoint):
         if self._before_validation:
             _count_as_in_validation(checkpoint["loops"]["fit_loop"])
         checkpoint["ranks"] = trainer.world_size
-        checkpoint["images"] = _fingerprint(trainer)
-        view = getattr(trainer.datamodule, "test_view", None)  # type: ignore[attr-defined]
-        checkpoint["test_view"] = view() if callable(view) else None
+        checkpoint |= {"images": _of_data(trainer, "fingerprint"), "test_view": _of_data(trainer, "test_view")}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses to resume with another number of devices or other images."""
@@ -274,7 +270,7 @@ class Checkpoints(Checkpoint):
                 f"trainer.devices: {trainer.world_size} devices in all, where the run has {checkpoint['ranks']}: "
                 "its batches would differ (give the same number)"
             )
-        if checkpoint["images"] != _fingerprint(trainer):
+        if checkpoint["images"] != _of_data(trainer, "fingerprint"):
             problems.append("data: the training or validation images are no longer those with which the run began")
         refuse(problems)
 
@@ -296,9 +292,9 @@ class Checkpoints(Checkpoint):
             self.best_score, self.best_step = None, 0
 
 
-def _fingerprint(trainer: Trainer) -> str:
-    fingerprint = getattr(trainer.datamodule, "fingerprint", None)  # type: ignore[attr-defined]
-    return fingerprint() if callable(fingerprint) else ""
+def _of_data(trainer: Trainer, name: str) -> Any:
+    method = getattr(trainer.datamodule, name, None)  # type: ignore[attr-defined]
+    return method() if callable(method) else None
 
 
 def _can_resume_here(trainer: Trainer) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vit_lightning.errors import UserError
 from vit_lightning.training.callbacks import has_whole_weights
+from vit_lightning.training.lightning_detours import accumulates
 
 _PREFIX = "network."
 
@@ -58,7 +59,6 @@ class WeightAverage(Callback):
         self._holders: dict[str, tuple[dict[str, Any], str]] = {}
         self._trained: dict[str, Tensor] | None = None  # while the network holds the average
         self._loaded: dict[str, Any] | None = None
-        self._global_step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not has_whole_weights(trainer):
@@ -68,16 +68,12 @@ class WeightAverage(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.start(pl_module.get_submodule("network"))
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._global_step = trainer.global_step
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:  # callbacks may have put other modules in before the epoch
             self._holders = _holders(pl_module.get_submodule("network"))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_step > self._global_step:  # else gradients are still accumulated
-            self._global_step = trainer.global_step
+        if not accumulates(trainer):
             self.update(pl_module.get_submodule("network"))
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -54,9 +54,11 @@ def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_ba
     """Calls hooks of an epoch's start where a run resumes inside it, which Lightning does not, then ``put_back``.
 
     Where it resumes at the end of an epoch, ``put_back`` comes before Lightning calls the hooks of the next one, what
-    was logged in that epoch is forgotten, and the loader begins behind these hooks, as in other epochs.
+    was logged in that epoch is forgotten, and the loader begins behind these hooks, as in other epochs. A schedule that
+    follows a metric has its step, which comes after a checkpoint, and also at the end of the first epoch.
 
-    Proof: test_an_epoch_s_start_is_told_to_a_run_that_resumes_inside_it.
+    Proof: test_an_epoch_s_start_is_told_to_a_run_that_resumes_inside_it, and
+    test_a_rate_that_follows_a_metric_does_so_after_a_restart.
     """
     loop = trainer.fit_loop
     start = loop.on_advance_start
@@ -64,13 +66,20 @@ def begin_epoch_again(trainer: Trainer, call_hooks: Callable[[], object], put_ba
     def call() -> None:
         loop.on_advance_start = start  # type: ignore[method-assign]
         is_inside = loop.restarted_mid_epoch or loop.restarted_on_epoch_end
+        loop.epoch_loop.val_loop.setup_data()  # ModelCheckpoint asks it whether a validation follows
         if not is_inside:
             put_back()
+            loop.epoch_progress.current.completed -= 1
+            loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+            loop.epoch_progress.current.completed += 1
             trainer._logger_connector.reset_results()
         start()
         if is_inside:
             call_hooks()
             put_back()
+            loop._restarting = False
+            if not loop.epoch_loop.val_loop.restarted_mid_evaluation:
+                loop.epoch_loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         elif loop._data_fetcher is not None:
             iter(loop._data_fetcher)
 
@@ -259,6 +268,15 @@ def logged_steps(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def trained_steps(trainer: Trainer) -> int:
+    """Returns the optimizer steps done by the end of a batch, in rows' numbers: one for all optimizers of a module.
+
+    Also of a module that steps by hand, of which ``global_step`` counts each optimizer, or none without its wrapper.
+    """
+    is_inside = trainer.fit_loop.restarting or not epoch_ends(trainer)  # the row of the batch is still to come
+    return logged_steps(trainer) + (is_inside and not accumulates(trainer))
+
+
 def accumulates(trainer: Trainer) -> bool:
     """Whether the gradients of this batch are kept for the next one, without a step of the optimizer."""
     return trainer.fit_loop._should_accumulate()
@@ -348,11 +366,11 @@ def is_of_epoch(trainer: Trainer, name: str) -> bool:
 def row_to_come(trainer: Trainer) -> dict[str, Any]:
     """Returns the row that Lightning logs only after the checkpoint; a kill in between would lose it."""
     connector = trainer._logger_connector
-    trains = trainer.state.fn == TrainerFn.FITTING and not trainer.validating and trainer.global_step > 0
+    trains = trainer.state.fn == TrainerFn.FITTING and not trainer.validating and trained_steps(trainer) > 0
     if not (trains and (epoch_ends(trainer) or connector.should_update_logs)):
         return {}
     numbers = {name: float(number) for name, number in connector.metrics["log"].items()}
-    return {"step": trainer.global_step - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
+    return {"step": trained_steps(trainer) - 1, "epoch": trainer.current_epoch, **numbers} if numbers else {}
 
 
 def is_attached(module: LightningModule) -> bool:

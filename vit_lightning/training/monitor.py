@@ -54,9 +54,8 @@ class Monitor(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         is_one = len(trainer.optimizers) == 1 and has_whole_weights(trainer)
         if is_one and self._gradient is None and _logs_now(trainer):
-            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            gradients = [weight.grad for weight in weights if weight.grad is not None]
-            self._gradient = get_total_norm(gradients) if gradients else None
+            grads = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+            self._gradient = get_total_norm(grads) if grads else None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -80,13 +79,9 @@ class Monitor(Callback):
             return {}
         rate = (self.stopwatch.images - images) / seconds
         speed = {"images_per_second": rate, "step_seconds": seconds / steps}
-        if (
-            self._peak is not None
-            and self.flops is not None
-            and any(tuple(part.shape[1:]) == self.shape for part in tensors_in(batch))
-        ):
+        if self._peak and self.flops and any(tuple(part.shape[1:]) == self.shape for part in tensors_in(batch)):
             speed["mfu"] = 3 * self.flops * rate / (self._peak * trainer.world_size)
-        return {f"speed/{name}": _rounded(value) for name, value in speed.items()}
+        return {f"speed/{name}": float(f"{value:.4g}") for name, value in speed.items()}
 
     def _begin(self, step: int) -> None:
         self._since = self.stopwatch.training_seconds, self.stopwatch.images, step
@@ -105,12 +100,7 @@ def _peak_flops(trainer: Trainer) -> float | None:
     device = trainer.strategy.root_device
     if device.type != "cuda":
         return None
-    name, matmul = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision()
-    return peak_flops(name, str(trainer.precision), matmul)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return peak_flops(torch.cuda.get_device_name(device), str(trainer.precision), torch.get_float32_matmul_precision())
 
 
 SMALLEST_SCALE = 2.0**-20
@@ -147,9 +137,6 @@ class FiniteGuard(Callback):
         self._waiting: _Step | None = None
         self._fault: str | None = None
         self._ranks = Agreement()
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._losses = []
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.append(loss.detach())

@@ -35,6 +35,7 @@ _PLAIN = {bool, int, float, str, type(None), Tensor, nn.Parameter, np.ndarray, *
 _AS_PLAIN: dict[type, Any] = {deque: list, defaultdict: dict, OrderedDict: dict, Counter: dict}
 _OF_TORCH = (RemovableHandle, torch.Size, torch.dtype, torch.device)
 _NO_STATE = (FunctionType, functools.partial, MethodType, type, PurePath, *_OF_TORCH)
+_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 _OF_LIGHTNING = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
 _OF_OPTIMIZER = vars(SGD([torch.zeros(1)])).keys()
 
@@ -50,11 +51,11 @@ class OwnState(Callback):
 
     Checkpoints get the attributes that are plain data and have changed since the parts were made: of each callback
     without a state of its own, of optimizers, and of the module and its parts, with what needs a gradient (and
-    gradients, where the module steps by hand), what was logged in the epoch, and the state of generators of loaders and
-    of optimizers inside others. Attributes of another kind that may change are named. In a resumed run Lightning calls
-    ``setup``, ``on_fit_start`` and ``on_train_start`` once more, and ``on_train_epoch_start`` only at the start of an
-    epoch. Here that is called inside an epoch too, and none of these hooks changes weights and optimizer, or those
-    attributes.
+    gradients, where the module steps by hand), all metrics of the Trainer, such as those of the last validation, what
+    was logged in the epoch, and the state of generators of loaders and of optimizers inside others. Attributes of
+    another kind that may change are named. In a resumed run Lightning calls ``setup``, ``on_fit_start`` and
+    ``on_train_start`` once more, and ``on_train_epoch_start`` only at the start of an epoch. Here that is called inside
+    an epoch too, and none of these hooks changes weights and optimizer, or those attributes.
 
     Args:
         own: the user's callbacks.
@@ -64,6 +65,7 @@ class OwnState(Callback):
 
     def __init__(self, own: Sequence[Callback], changed: Sequence[set[str]]) -> None:
         self._changed, self._named, self._step = [*zip(own, changed, strict=True)], set[str](), -1
+        self._known: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse(callback_problems(map(type, trainer.callbacks)))  # type: ignore[attr-defined]
@@ -72,6 +74,10 @@ class OwnState(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # now there are optimizers
         found = {place: pickle.dumps(value) for place, value in _attributes(trainer)[0].items()}
         self._made |= {place: value for place, value in found.items() if place[0].startswith("optimizer ")}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name, numbers in self._known.items():
+            getattr(trainer, name).update(numbers)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         before, self._step = self._step, trainer.global_step
@@ -88,7 +94,8 @@ class OwnState(Callback):
             warnings.warn(f"{', '.join(sorted(new))}: {text} (give it state_dict and load_state_dict)", stacklevel=2)
         changed = {place: value for place, value in plain.items() if pickle.dumps(value) != self._made.get(place)}
         drawn = [generator.get_state() for generator in own_generators(trainer)]
-        torch.save((changed, logged_so_far(trainer), drawn), packed := BytesIO())  # with the devices of its tensors
+        known = {name: getattr(trainer, name) for name in _METRICS}
+        torch.save((changed, logged_so_far(trainer), drawn, known), packed := BytesIO())  # with devices of tensors
         checkpoint["own_state"] = [packed.getvalue()] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(checkpoint["own_state"], packed.getvalue())
@@ -96,6 +103,10 @@ class OwnState(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         ranks, states = checkpoint["own_state"], checkpoint["callbacks"]
         packed = BytesIO(ranks[trainer.global_rank % len(ranks)])  # there may be more ranks than before
+        device = trainer.strategy.root_device
+        with torch.serialization.safe_globals(_OF_NUMPY):
+            found = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
+        kept, logged, drawn, self._known = found
         for callback, arguments in self._changed:
             if isinstance(state := states.get(callback.state_key), dict):
                 state |= {name: vars(callback)[name] for name in arguments & vars(callback).keys() & state.keys()}
@@ -114,10 +125,6 @@ class OwnState(Callback):
 
         def put_back() -> None:
             parts, (now, _) = {"trainer": trainer, **_parts(trainer)}, _attributes(trainer)
-            device = trainer.strategy.root_device
-            with torch.serialization.safe_globals(_OF_NUMPY):
-                state = torch.load(packed, lambda data, at: data if at == "cpu" else data.to(device=device))  # type: ignore[attr-defined]
-            kept, logged, drawn = state
             made = {place: pickle.loads(value) for place, value in self._made.items()}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
