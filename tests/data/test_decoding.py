@@ -2,6 +2,7 @@ import io
 import random
 import zlib
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,6 +167,12 @@ def test_what_cannot_be_decoded_is_an_error_that_names_the_file(kind, tmp_path):
     assert len(caught.value.problems) == 1
     assert str(path) in caught.value.problems[0]
     assert "\n" not in caught.value.problems[0]
+
+
+def test_a_file_that_is_not_there_is_not_called_damaged():
+    text = r"^row 7: cannot be read \(.*No such file or directory: 'gone.png'\)$"
+    with pytest.raises(UserError, match=text):
+        decode(Path("gone.png"), "row 7", size=(8, 8), choose_box=all_of)
 
 
 @pytest.mark.full

@@ -456,6 +456,19 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path, text, problem):
         of(tmp_path, tmp_path).check()
 
 
+def test_a_list_of_windows_is_read_and_files_that_are_not_there_are_counted(tmp_path):
+    names = [f"{split}/{name}_{number}.png" for split in ("train", "test") for name in THREE for number in range(6)]
+    write_listed(tmp_path, *names)
+    listed = (tmp_path / "metadata.csv").read_text()
+    (tmp_path / "metadata.csv").write_text(listed.replace("/", "\\"))
+    assert shades(of(tmp_path, tmp_path, val_share=0.2)) == dict.fromkeys(("train", "val", "test"), ALL)
+    for number in (2, 4):
+        (tmp_path / f"train/dog_{number}.png").unlink()
+    text = f"2 of 36 files of metadata.csv are not there: {tmp_path}/train/dog_2.png"
+    with pytest.raises(UserError, match=f"path={tmp_path}: {text}$"):
+        of(tmp_path, tmp_path).check()
+
+
 @pytest.mark.parametrize(("kind", "missing"), [(".csv", "-1"), (".csv", ""), (".parquet", -1), (".parquet", None)])
 def test_a_training_image_without_a_label_is_refused_in_any_form(tmp_path, missing, kind):
     given = {

@@ -133,8 +133,9 @@ def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Ima
         others = "others, such as TIFF of five bands, by a Dataset of your own"
         raise DamagedImage(f"{name}: damaged image, or none of {', '.join(FORMATS)} ({others})") from fault
     except Exception as fault:
-        text = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault) or type(fault).__name__
-        raise DamagedImage(f"{name}: damaged image ({' '.join(text.split())})") from fault
+        what = "cannot be read" if isinstance(fault, OSError) and fault.strerror else "damaged image"
+        text = " ".join((str(fault) or type(fault).__name__).split())
+        raise DamagedImage(f"{name}: {what} ({text})") from fault
 
 
 def _decode(
@@ -160,9 +161,8 @@ def _decode(
     inside = to_rgb(image.crop(part)) if image.mode != "RGB" else image
     if inside.size != image.size:
         left, upper, right, lower = left - part[0], upper - part[1], right - part[0], lower - part[1]
-    height, width = size  # Pillow copies where the box is the image and has its size
-    kernel = Image.Resampling[interpolation.upper()]
-    return np.asarray(inside.resize((width, height), kernel, box=(left, upper, right, lower)))
+    # Pillow copies where the box is the image and has its size
+    return np.asarray(inside.resize(size[::-1], Image.Resampling[interpolation.upper()], (left, upper, right, lower)))
 
 
 def _cropped(image: Image.Image, box: WholeBox, *, in_file: bool) -> Pixels:

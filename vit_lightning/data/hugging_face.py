@@ -213,12 +213,14 @@ class HuggingFaceSet(ImageSet):
                 table = datasets.Dataset.from_json(escape(str(file)), **cache)
             if "file_name" not in table.features:
                 raise UserError(f"path={file} has no column file_name (it has {', '.join(table.features)})")
-            rows += [{**row, self.image_column: str(file.parent / row["file_name"])} for row in table.to_list()]
-        paths = {n: Path(row[self.image_column]).relative_to(self.path).with_name("_") for n, row in enumerate(rows)}
-        return {
-            split: [datasets.Dataset.from_list([rows[n] for n in chosen])]
-            for split, chosen in self._by_split(paths).items()
-        }
+            for row in table.to_list():
+                usual, of_windows = (file.parent / row["file_name"].replace("\\", slash) for slash in "\\/")
+                rows.append({**row, self.image_column: str(usual if usual.is_file() else of_windows)})
+        missing = [row[self.image_column] for row in rows if not Path(row[self.image_column]).is_file()]
+        text = f"path={self.path}: {len(missing)} of {len(rows)} files of {files[0].name} are not there: "
+        refuse(text + name for name in missing[:1])
+        at = {n: Path(row[self.image_column]).relative_to(self.path).with_name("_") for n, row in enumerate(rows)}
+        return {split: [datasets.Dataset.from_list([rows[n] for n in ns])] for split, ns in self._by_split(at).items()}
 
     def _by_split(self, paths: Mapping[Any, Path]) -> dict[Split, list[Any]]:
         """Returns what belongs to each split, by the name of its file or nearest folder; all to train if none says it.
@@ -232,9 +234,7 @@ class HuggingFaceSet(ImageSet):
             last = max((number for number, split in enumerate(means) if split), default=-1)
             found.setdefault(means[last], {})[key] = path.parts[: min(last + 1, len(path.parts) - 1)]
         odd = [paths[key] for key in found.pop(None, {})]
-        folders = {
-            split: sorted({str(Path(self.path, *folder)) for folder in of.values()}) for split, of in found.items()
-        }
+        folders = {split: sorted({str(Path(self.path, *one)) for one in of.values()}) for split, of in found.items()}
         problems = [
             f"{' and '.join(f)} hold images of {split} (give data.path one)" for split, f in folders.items() if f[1:]
         ]
