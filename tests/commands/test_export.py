@@ -110,6 +110,8 @@ def test_a_run_is_exported_with_its_results(to, results, in_folder, capsys):
     else:
         assert config["class_names"] == list("0123456789")
         assert config["preprocessing"]["mean"] == [pytest.approx(0.3053, abs=1e-3)]
+        assert config["preprocessing"]["interpolation"] == "bicubic"
+        assert "channels gray: (pixels / 255 - mean) / std" in config["input"]
     network, batch = open_source("out", make_network=network_in_file).network, images(5, channels=1)
     with torch.no_grad():
         torch.testing.assert_close(LOAD[to](Path("model"), batch), network(batch), rtol=0, atol=1e-4)

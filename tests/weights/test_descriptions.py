@@ -497,6 +497,12 @@ def test_an_arch_of_timm_prepares_the_images_and_without_it_a_note_names_the_cro
     assert model.mean == list(cfg.mean)
     torch.save({"state_dict": network.state_dict(), "arch": "mine"}, tmp_path / "b.pth.tar")
     assert any("centre_share 1.0" in note for note in load(tmp_path / "b.pth.tar", config={"num_heads": 2}).notes)
+    given = {"num_heads": 2, "centre_share": 0.9, "std": [0.1, 0.2, 0.3]}
+    model = load(tmp_path / "b.pth.tar", config=given)
+    assert (model.std, model.centre_share) == (given["std"], 0.9)
+    told = [note for note in model.notes if "of most weights" in note]
+    assert told[0].startswith("mean [0.5, 0.5, 0.5] of its images are those")
+    assert "centre_share" not in told[0]
 
 
 def by_torchvision(folder, **args):

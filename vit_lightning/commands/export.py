@@ -108,9 +108,16 @@ def describe_model(source: Source) -> dict[str, Any]:
         "vit_lightning": __version__,
         "source": path.resolve().name if path.exists() else source.place,  # without the folders of this machine
         "model": _model(source),
-        "preprocessing": source.view,
-        "class_names": source.class_names,
+        **_description(source),
     }
+
+
+def _description(source: Source) -> dict[str, Any]:
+    """Returns what is said beside weights: how images are prepared, where that is known, and names of the classes."""
+    channels = {1: "gray", 3: "R, G, B"}.get(source.view.get("in_channels", 3), "as in training")
+    prepared = f"float32 (batch, channels, height, width), channels {channels}: (pixels / 255 - mean) / std"
+    usual, more = ({"interpolation": "bicubic"}, {"input": prepared}) if "mean" in source.view else ({}, {})
+    return {"preprocessing": {**usual, **source.view}, **more, "class_names": source.class_names}
 
 
 def _model(source: Source) -> dict[str, Any] | None:
@@ -148,7 +155,7 @@ def _reference(family: str, source: Source, folder: Path, images: Tensor) -> nn.
             _write_json(folder / "preprocessor_config.json", _image_processor(view))
     else:
         more = _read_by_timm(config, source, 1 + ("dist_token" in tensors)) if family == "timm" else {}
-        config = {"family": family, "config": config, "preprocessing": view, "class_names": source.class_names, **more}
+        config = {"family": family, "config": config, **_description(source), **more}
     _write_json(folder / "config.json", config)
     write_tensors(tensors, folder / "model.safetensors")
     return open_source(folder, key="out").network
@@ -231,14 +238,9 @@ def _onnx(source: Source, folder: Path, images: Tensor) -> Callable[[Tensor], Te
     import onnxruntime
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"]}
         program: Any = torch.onnx.export(
-            source.network,
-            (images,),
-            dynamo=True,
-            dynamic_shapes=_BATCH,
-            input_names=["images"],
-            output_names=["logits"],
-            verbose=False,
+            source.network, (images,), dynamo=True, dynamic_shapes=_BATCH, verbose=False, **names
         )
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()  # with the paths of this machine

@@ -148,11 +148,12 @@ def _opened(file: WeightsFile, known: _Known) -> Source:
     if isinstance(network, ViT):
         view = for_size(view, network.image_size) | {"in_channels": network.in_channels}
     view |= {"class_names": names, **known.facts}
-    usual = usual_normalisation(network, family) if known.usual and "mean" not in view else {}
-    if usual and view.get("in_channels") == 3:
-        view |= usual
-        text = f"mean {usual['mean']} and std {usual['std']} of its images are those of most weights of {family}"
-        text += "" if "centre_share" in (file.view or {}) else ", centre_share 1.0 shows all of them"
+    usual = usual_normalisation(network, family) if known.usual and view.get("in_channels") == 3 else {}
+    if assumed := {name: value for name, value in usual.items() if name not in view}:
+        view |= assumed
+        text = " and ".join(f"{name} {value}" for name, value in assumed.items())
+        text += f" of its images are those of most weights of {family}"
+        text += "" if "centre_share" in {**(file.view or {}), **known.facts} else ", centre_share 1.0 shows all of them"
         notes += (f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)",)
     return Source(
         place=file.place,
@@ -222,8 +223,7 @@ def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float
     """Returns mean and std of the images of most published weights of a family; nothing where they are not known."""
     if family not in _USUAL:
         return {}
-    is_deit = "patch_embedding.distillation_token.token" in network.state_dict()
-    mean, std = _IMAGENET if is_deit else _USUAL[family]
+    mean, std = _IMAGENET if "patch_embedding.distillation_token.token" in network.state_dict() else _USUAL[family]
     return {"mean": mean, "std": std}
 
 
