@@ -235,6 +235,14 @@ ITEMS = (
 """Those that are open come first, in order of worth."""
 
 
+HOW = (
+    "Run these in order, in the root of this repository on a machine with a CUDA GPU, where each finds what it says to "
+    "bring. Results go to experiments/benchmarks/gpu and, with what is unfinished, to --out: copy both back here, and "
+    "--next leaves out what is done."
+)
+"""What --next says first."""
+
+
 # ---- one call
 
 
@@ -375,7 +383,8 @@ def main(arguments: Sequence[str] | None = None, items: Sequence[Item] = ITEMS) 
     results = runs / "trial" if is_trial else HERE / "gpu"
     open_items = [item for item in items if item.name in given.only and not (results / item.file).is_file()]
     if given.next:
-        print("\n\n".join(calls(open_items, given.minutes, given.data, given.out)) or "nothing is open")
+        open_calls = calls(open_items, given.minutes, given.data, given.out)
+        print("\n\n".join([HOW, *open_calls]) if open_items else "nothing is open")
         return 0
     kept = (given.out or runs).resolve()
     kept.mkdir(parents=True, exist_ok=True)

@@ -307,3 +307,15 @@ def test_the_residual_stream_has_the_type_of_autocast_or_float32(options):
     with torch.autocast("cpu", torch.bfloat16):
         network(torch.zeros(2, 3, 8, 8))
     assert found == [torch.float32 if options.get("float32_residual") else torch.bfloat16] * 4
+
+
+@pytest.mark.full
+def test_a_second_fit_takes_its_code_from_the_cache(in_folder, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(in_folder))
+    few = ("--compile=true", "--test=false", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=0")
+    found = []
+    for _ in range(2):
+        counters.clear()
+        assert main(["fit", *SMALL, *few]) == 0
+        found.append(counters["inductor"]["fxgraph_cache_hit"])
+    assert found[0] == 0 < found[1]

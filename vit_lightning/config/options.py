@@ -73,10 +73,11 @@ class ConfigOptions:
         freeze: backbone trains the head alone; all else stays as it is, without dropout or new statistics.
         test: whether fit tests the best checkpoint after training.
         compile: whether training, validation and test run code of torch.compile, made in the first steps, which takes a
-            minute; needs a C++ compiler. On a GPU network and loss are one graph for each shape of a batch, on a CPU
-            all blocks of a ViT share one. reduce-overhead is true with CUDA graphs on one GPU, for small networks at
-            small batches; gradients are then those of one batch, and are overwritten by the next. auto trains with
-            that where options and machine allow it, else with plain code, as on a CPU.
+            minute, and seconds in a later run, by torch's cache; needs a C++ compiler. On a GPU network and loss are
+            one graph for each shape of a batch, on a CPU all blocks of a ViT share one. reduce-overhead is true with
+            CUDA graphs on one GPU, for small networks at small batches; gradients are then those of one batch, and are
+            overwritten by the next. auto trains with that where options and machine allow it, however short the
+            training is, else with plain code, as on a CPU.
         matmul_precision: precision of products of float32 matrices: high allows TF32, medium bfloat16; by default that
             of torch.
         pictures_every_n_epochs: epochs between two pictures of the validation in the run folder and W&B, 0 for none; by
