@@ -32,7 +32,7 @@ CEILINGS = {
     "config": 1_963, "figures": 767, "commands": 2_222, "report": 1_948, "ablation": 1_643, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
-ABOVE = {"(root)": 693, "config": 2_462, "data": 2_816, "training": 2_682, "weights": 2_931}
+ABOVE = {"(root)": 692, "config": 2_462, "data": 2_816, "training": 2_682, "weights": 2_930}
 """Most lines of rooms that are above their ceiling still; lower them with the room.
 
 Attempts, of 25,400 lines in all: promises taken back and satellites out, 22,415; features that no config, page or study

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import io
 import itertools
 import os
+import pkgutil
 import re
 import signal
 import sys
@@ -26,8 +26,7 @@ class Command(NamedTuple):
 
     def load(self) -> Callable[..., Any]:
         """Imports the function."""
-        module, _, function = self.function.partition(":")
-        loaded: Callable[..., Any] = getattr(importlib.import_module(f"vit_lightning.{module}"), function)
+        loaded: Callable[..., Any] = pkgutil.resolve_name(f"vit_lightning.{self.function}")
         return loaded
 
 

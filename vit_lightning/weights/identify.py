@@ -30,7 +30,6 @@ _HEADS = {(width, depth): heads for width, depth, heads in PRESETS.values()} | {
     (1152, 27): 16,  # So400m (Alabdulmohsin et al. 2023, table 1)
     (1408, 40): 16,  # g (Zhai et al. 2022, "Scaling vision transformers", table 2)
     (1664, 48): 16,  # G (the same)
-    (1792, 56): 16,  # e (Chen et al. 2022, PaLI, table 11)
     (1536, 40): 16,  # SigLIP 2's g-opt; that of DINOv2, which has SwiGLU, has heads of 64
     (768, 8): 8,  # timm's first vit_small_patch16_224
 }
