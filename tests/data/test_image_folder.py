@@ -414,6 +414,17 @@ def test_what_lies_a_folder_deeper_is_said(tmp_path):
     assert data.notice == f"{root}: {said} (data.root={root}/fold_1 has those)"
 
 
+def test_a_whole_set_among_the_classes_and_a_list_beside_them_are_said(tmp_path):
+    make_folder(tmp_path / "DATASET", "train", "val")
+    make_folder(tmp_path, "figures")
+    said = f"the classes are DATASET, figures, not those in them (data.root={tmp_path}/DATASET has those)"
+    assert ImageFolder(root=tmp_path, image_size=8).notice == f"{tmp_path}: {said}"
+    root = make_folder(tmp_path / "listed")
+    (root / "metadata.csv").write_text("file_name,label\n")
+    said = "the classes are cat, dog, owl, and not the labels in metadata.csv"
+    assert f"{root}: {said}; " in ImageFolder(root=root, image_size=8).notice
+
+
 def test_parts_of_a_set_beside_a_table_of_labels_are_said(tmp_path):
     """cdfsl-benchmark#3, HAM10000."""
     for number in "12":

@@ -134,8 +134,7 @@ def _opened(source: Path | bytes | Image.Image, name: str) -> Iterator[Image.Ima
         raise DamagedImage(f"{name}: damaged image, or none of {', '.join(FORMATS)} ({others})") from fault
     except Exception as fault:
         what = "cannot be read" if isinstance(fault, OSError) and fault.strerror else "damaged image"
-        text = " ".join((str(fault) or type(fault).__name__).split())
-        raise DamagedImage(f"{name}: {what} ({text})") from fault
+        raise DamagedImage(f"{name}: {what} ({' '.join((str(fault) or type(fault).__name__).split())})") from fault
 
 
 def _decode(

@@ -193,10 +193,12 @@ class ImageFolder(ImageSet):
         folders = [_inside(places[0], "train") for places in classes.values()]
         inside = Counter(name for folder in folders for name in _class_folders(folder))
         alike = ", ".join(in_order(name for name, count in inside.items() if count > 1))
-        if "," in alike:
-            return f"the classes are {', '.join(classes)}, not {alike} in them (data.root={folders[0]} has those)"
+        sets = [folder for folder in folders if len(by_split(_class_folders(folder))[0]) > 1]
+        if "," in alike or len(sets) == 1:
+            place = (sets or folders)[0]
+            return f"the classes are {', '.join(classes)}, not {alike or 'those'} in them (data.root={place} has those)"
         tables = sorted(path.name for path in self.root.iterdir() if path.suffix.lower() in (".csv", ".tsv", ".xlsx"))
-        if tables and len(stems := {re.sub(r"\d+", "", name) for name in classes}) == 1 and stems != {""}:
+        if tables and (TABLES[0] in tables or len({re.sub(r"\d+", "", name) or name for name in classes}) == 1):
             return f"the classes are {', '.join(classes)}, and not the labels in {', '.join(tables[:SHOWN])}"
         return ""
 
@@ -330,8 +332,7 @@ def find_images(paths: Sequence[Path], left_out: Counter[str] | None = None) -> 
     problems = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(images_in(path, left_out))
-            if not inside:
+            if not (inside := sorted(images_in(path, left_out))):
                 problems.append(f"{path}: the folder holds no images ({', '.join(sorted(suffixes()))})")
             found += inside
         elif path.is_file():
