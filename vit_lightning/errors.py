@@ -101,7 +101,8 @@ def reading(place: str | Path) -> Iterator[None]:
     except (UserError, OSError):
         raise
     except Exception as fault:
-        raise UserError(f"{place} is damaged: its contents do not fit together ({one_line(fault)})") from fault
+        text = "is damaged: its contents do not fit together, or not with the values given"
+        raise UserError(f"{place} {text} ({one_line(fault)})") from fault
 
 
 def first_line(fault: BaseException) -> str:

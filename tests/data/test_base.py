@@ -154,8 +154,8 @@ def test_shots_are_images_of_each_class():
     with pytest.raises(UserError, match=r"shots=500: some classes have fewer training images \(0 128, 1 131"):
         Digits(shots=500).train_batches_per_epoch  # noqa: B018
     with pytest.raises(UserError) as caught:
-        Digits(shots=3, fraction=0.5, repetitions=0)
-    assert [problem.split("=")[0] for problem in caught.value.problems] == ["repetitions", "shots"]
+        Digits(shots=3, fraction=0.5, repetitions=0, mixing_off_epoch=-1)
+    assert [problem.split("=")[0] for problem in caught.value.problems] == ["repetitions", "mixing_off_epoch", "shots"]
 
 
 def test_mixing_has_its_probability_and_ends_where_it_is_asked_to():

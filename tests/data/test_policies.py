@@ -155,6 +155,19 @@ def test_autoaugment_is_that_of_compact_transformers_for_the_same_draws(monkeypa
         assert abs(one - theirs) <= levels * weights.sum(), sub
 
 
+def test_autoaugment_draws_each_operation_for_itself(monkeypatch):
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(policies.operations, "change_each", lambda images, which, *_: kept.append(which) or images)
+    monkeypatch.setattr(policies, "apply_operations", lambda images, rows, _: kept.append(rows) or images)
+    AutoAugment()(torch.zeros(20_000, 3, 1, 1, dtype=torch.uint8), keys(20_000))
+    (sheared, rows), p = kept, sub_policies("cifar10")[1]
+    changed = torch.stack([sheared | (rows[0] > 0), rows[1] > 0])
+    shares = [*changed.double().mean(1).tolist(), float(changed.all(0).double().mean())]
+    assert shares == pytest.approx([*p.mean(1).tolist(), float(p.prod(0).mean())], abs=0.014)  # four standard errors
+    signs = (rows % 2)[:, (rows > 0).all(0)].double()
+    assert [*signs.mean(1).tolist(), float(signs.prod(0).mean())] == pytest.approx([0.5, 0.5, 0.25], abs=0.025)
+
+
 @pytest.mark.parametrize("words", ["m9-mstd0.5-inc1", "m10-mstd1-inc1", "m0-inc1"])
 def test_timm_s_randaugment_is_timm_s_for_the_same_draws(monkeypatch, photograph, words):
     """Of pixels from the nearest place."""

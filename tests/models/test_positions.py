@@ -5,6 +5,7 @@ import torch
 from vit_lightning.errors import UserError
 from vit_lightning.models.positions import (
     LearnedPositions,
+    RotaryPositions,
     SinCos2dPositions,
     sincos2d,
 )
@@ -50,3 +51,10 @@ def test_simple_vit_s_form_is_its_float32_arithmetic():
 def test_an_unknown_form_is_refused():
     with pytest.raises(UserError, match="form=moco must be one of big_vision, simple_vit"):
         SinCos2dPositions((2, 2), 8, form="moco")
+
+
+def test_rotary_positions_refuse_what_gives_no_table_or_is_not_used():
+    with pytest.raises(UserError, match=r"temperature=0.0 must be above 0"):
+        RotaryPositions((2, 2), 8, temperature=0.0)
+    with pytest.raises(UserError, match=r"max_resolution=4.0 must be left out with centred=true"):
+        RotaryPositions((2, 2), 8, max_resolution=4.0, centred=True)

@@ -31,6 +31,14 @@ def test_without_a_preset_the_sizes_are_those_of_b16():
         assert [count(ViT()), count(ViT("Ti/16", image_size=384))] == [86_567_656, 5_790_376]
 
 
+def test_tokens_stand_in_the_order_class_distillation_registers_patches():
+    embedding = small(
+        distillation_token=True, register_tokens=2, positions="none", initialisation="tutorial"
+    ).patch_embedding
+    parts = [embedding.class_token, embedding.distillation_token, embedding.register_tokens]
+    assert torch.equal(embedding(torch.zeros(1, 3, 16, 16))[:, :4], torch.cat([part.token for part in parts], dim=1))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

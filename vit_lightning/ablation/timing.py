@@ -20,6 +20,7 @@ from vit_lightning.commands.module import compile_chosen, make_module
 from vit_lightning.commands.session import chosen_matmul, make_trainer, own_faults
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.training.callbacks import StepSeeds, Stopwatch, training_steps
+from vit_lightning.training.lightning_detours import trained_steps
 
 ROUNDS, WARM_UP = 5, 5
 """Times that all arms take turns, and steps of each turn before those that are timed."""
@@ -46,14 +47,14 @@ class Timer(Callback):
         self.validations = int(epochs * in_epoch if every is None else int(epochs / every) * int(in_epoch))
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        if trainer.global_step <= min(WARM_UP, self.steps // 2):
-            self.began = self._now(trainer), trainer.global_step
+        if trained_steps(trainer) <= min(WARM_UP, self.steps // 2):
+            self.began = self._now(trainer), trained_steps(trainer)
         elif self.watch.training_seconds - self.began[0] >= SECONDS:
             self.on_train_end(trainer, trainer.lightning_module)
             raise Timed
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seconds = (self._now(trainer) - self.began[0]) / max(1, trainer.global_step - self.began[1])
+        self.seconds = (self._now(trainer) - self.began[0]) / max(1, trained_steps(trainer) - self.began[1])
 
     def _now(self, trainer: Trainer) -> float:
         if trainer.strategy.root_device.type == "cuda":

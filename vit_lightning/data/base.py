@@ -94,6 +94,7 @@ class ImageData(LightningDataModule):
         """Returns what is wrong with the values of the arguments."""
         problems = at_least(1, batch_size=self.batch_size, repetitions=self.repetitions, shots=self.shots)
         problems += at_least(0, num_workers=self.num_workers, split_seed=self.split_seed)
+        problems += at_least(0, mixing_off_epoch=self.mixing_off_epoch)
         mixed = sum(way.p or 0.0 for way in self.mixing or [])
         problems += problems_of(
             ("split_seed", self.split_seed, self.split_seed < 2**32, "below 2**32"),

@@ -204,7 +204,7 @@ class HuggingFaceSet(ImageSet):
         rows, cache = list[dict[str, Any]](), {"cache_dir": str(self.cache)}
         for file in files:
             if file.suffix == ".csv":  # in which NA may be a class
-                as_text = {self.label_column: str}  # 1 and x of one file are classes as 1 of another
+                as_text = {self.label_column: str, "file_name": str}  # 1 and x of one file are classes as 1 of another
                 with named(f"path={file} must be UTF-8: ", others=True):
                     head = file.read_text("utf-8").partition("\n")[0]
                 more = {"sep": ";" if ";" in head and "," not in head else ",", "converters": as_text, **cache}

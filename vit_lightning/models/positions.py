@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from vit_lightning.errors import UserError, at_least, choice, refuse
+from vit_lightning.errors import at_least, choice, problems_of, refuse
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
@@ -181,8 +181,12 @@ class RotaryPositions(ExactTable):
         registers: int = 0,
         register_temperature: float = 100.0,
     ) -> None:
-        if math.isqrt(registers) ** 2 != registers:
-            raise UserError(f"register_tokens={registers} must be a square number to be rotated")
+        problems = problems_of(
+            ("temperature", temperature, temperature > 0.0, "above 0"),
+            ("max_resolution", max_resolution, max_resolution is None or not centred, "left out with centred=true"),
+            ("register_tokens", registers, math.isqrt(registers) ** 2 == registers, "a square number to be rotated"),
+        )
+        refuse(problems)
         count = dim_head // 4
         steps = torch.arange(count, dtype=torch.float64, device="cpu")
         if centred:

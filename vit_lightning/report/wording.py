@@ -247,10 +247,10 @@ def _failed(analysis: Analysis, name: str) -> str:
 
 
 def _price(analysis: Analysis, one: ArmComparison) -> str:
-    """Says how long an arm trains beside the other with the same seed, if that differs by a fifth or more."""
+    """Says how long an arm trains beside the other, if a fifth more or less, and in each pair more or in each less."""
     own, other = (analysis.arms[arm].costs("train_seconds") for arm in (one.arm, one.other))
     ratios = sorted(own[seed] / other[seed] for seed in own.keys() & other.keys() if other[seed] > 0)
-    if not ratios or 0.8 < (middle := statistics.median(ratios)) < 1.2:
+    if not ratios or ratios[0] <= 1 <= ratios[-1] or 0.8 < (middle := statistics.median(ratios)) < 1.2:
         return ""
     pairs = f"{ratios[0]:.2g} to {ratios[-1]:.2g} in {counted(len(ratios), 'pair')}"
     return f"training took {middle:.2g} times the wall-clock time ({pairs})"

@@ -26,7 +26,8 @@ class EMAConfig:
     """Exponential moving average of the weights, used in validation, test and checkpoints in place of the weights.
 
     Args:
-        decay: decay of the average in each optimizer step, such as 0.9999; no average when not given.
+        decay: decay of the average in each optimizer step (in each batch where a module steps by hand), such as 0.9999;
+            no average when not given.
         warmup: whether the decay of step t = 1, 2, ... is at most (1 + t) / (10 + t).
     """
 
