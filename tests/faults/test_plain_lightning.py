@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -561,6 +561,13 @@ def test_a_checkpoint_with_other_contents_is_named(tmp_path):
         Trainer(max_epochs=2, logger=False, default_root_dir=tmp_path).fit(
             Module(), DataLoader(samples(), 2), ckpt_path=tmp_path / "x.ckpt", weights_only=True
         )
+
+
+@wanted("an average that has not begun is the weights from before training, and measured and kept as such")
+def test_no_average_is_kept_before_there_is_one(tmp_path):
+    average = EMAWeightAveraging(update_starting_at_step=99)
+    ends = [train(tmp_path / str(len(given)), alike(), callbacks=given)[1] for given in ((), (average,))]
+    assert same_weights(*ends)
 
 
 @wanted("without sync_dist each rank keeps the number of its own samples")

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import Accuracy
 
 from vit_lightning import Digits, ViT, ViTClassifier
-from vit_lightning.training.callbacks import (
-    StepSeeds,
-    Stopwatch,
-    TestPredictions,
-    TrainingBar,
-)
+from vit_lightning.training.callbacks import StepSeeds, Stopwatch, TestPredictions, TrainingBar, training_steps
+from vit_lightning.training.lightning_detours import log_over_ranks
 
 
 class Draws(ViTClassifier):
@@ -37,6 +35,7 @@ def fit(*callbacks, data=None, **arguments):
     module = Draws()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
     run = Trainer(accelerator="cpu", callbacks=[*callbacks], **{**quiet, "max_epochs": 1, **arguments})
+    log_over_ranks(run)
     run.fit(module, datamodule=data or Digits(batch_size=200))
     return run, module
 
@@ -104,3 +103,49 @@ def test_of_several_test_loaders_there_is_no_one_table():
         trainer = Trainer(accelerator="cpu", callbacks=[predictions], logger=False, enable_progress_bar=False)
         trainer.test(Constant(), loaders, verbose=False)
         assert len(predictions.table.get("label", ())) == images
+
+
+@pytest.mark.parametrize(("kept", "resets", "right"), [(1, False, False), (1, True, True), (2, False, True)])
+@pytest.mark.filterwarnings("ignore:.*workers")
+def test_a_metric_that_counts_several_loaders_together_is_said(recwarn, kept, resets, right):
+    """PL#18282: Lightning gives the second loader the number of both."""
+
+    class Own(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.metrics = torch.nn.ModuleList(Accuracy("multiclass", num_classes=3) for _ in range(kept))
+
+        def test_step(self, batch, batch_idx, dataloader_idx=0):
+            metric = self.metrics[min(dataloader_idx, kept - 1)]
+            if resets and batch_idx == 0:
+                metric.reset()
+            metric(batch[0], batch[1])
+            self.log("test/acc", metric)
+
+    labels = torch.arange(6) % 3
+    loaders = [DataLoader(TensorDataset(labels, (labels + shift) % 3), 3) for shift in (0, 1)]
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    log_over_ranks(trainer)
+    for _ in range(2):
+        found = trainer.test(Own(), loaders, verbose=False)
+    assert [one[f"test/acc/dataloader_idx_{place}"] for place, one in enumerate(found)] == [1.0, 0.0 if right else 0.5]
+    said = [str(one.message) for one in recwarn if "one Metric is logged for several loaders" in str(one.message)]
+    assert [text.partition(":")[0] for text in said] == ([] if right else ["test/acc"])
+
+
+@pytest.mark.parametrize(("begins", "said"), [(5, 1), (0, 0)])
+def test_an_average_of_nothing_that_is_measured_is_said(recwarn, begins, said):
+    """PL#21724: the untrained weights are measured; here in two of three validations."""
+    fit(EMAWeightAveraging(update_starting_at_step=begins), max_epochs=3, limit_train_batches=2, limit_val_batches=1)
+    found = [str(one.message) for one in recwarn if "it has averaged nothing yet" in str(one.message)]
+    assert [text.partition(":")[0] for text in found] == ["trainer.callbacks.EMAWeightAveraging"] * said
+
+
+def test_steps_of_a_module_that_steps_by_hand_are_those_of_its_epochs():
+    """PL#17958: max_steps counts each of its optimizers."""
+    module = LightningModule()
+    module.automatic_optimization = False
+    for epochs, expected in (-1, (10, float("inf"))), (3, (10, 30)):
+        trainer = Trainer(accelerator="cpu", max_epochs=epochs, max_steps=40, logger=False, enable_checkpointing=False)
+        trainer.strategy.connect(module)
+        assert training_steps(trainer, 10) == expected

@@ -42,7 +42,7 @@ class Timer(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.batches, every = int(trainer.num_training_batches), trainer.check_val_every_n_epoch
         self.per_epoch, steps = training_steps(trainer, self.batches)
-        self.steps, between = int(steps), trainer.val_check_batch
+        self.steps, between = trainer.max_steps if math.isinf(steps) else int(steps), trainer.val_check_batch
         epochs, in_epoch = self.steps / self.per_epoch, self.batches / between if between else 0.0
         self.validations = int(epochs * in_epoch if every is None else int(epochs / every) * int(in_epoch))
 

@@ -209,7 +209,7 @@ def _length(trainer: Trainer, data: ImageData) -> str:
     """Returns epochs, steps and batch size; in a resumed run, what is done and what remains."""
     batches, epochs, done = trainer.num_training_batches, trainer.max_epochs or 0, trained_steps(trainer)
     per_epoch, total = (0.0, 0) if math.isinf(batches) else _steps(trainer)  # of unknown length
-    parts = [counted(epochs, "epoch")] if math.isinf(batches) and epochs > 0 else []
+    parts = [counted(epochs, "epoch")] if math.isinf(batches) and epochs > 0 else [f"max_steps={trainer.max_steps}"]
     parts = [_epochs(total / per_epoch), counted(total, "step")] if total else parts
     if done:
         to_go = f" of {total:,} ({_epochs((total - done) / per_epoch)} left)" if total else ""

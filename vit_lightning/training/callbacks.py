@@ -209,7 +209,8 @@ def training_steps(trainer: Trainer, batches: float) -> tuple[float, float]:
         per_step = scheduler.get_accumulate_grad_batches(epoch) if scheduler else trainer.accumulate_grad_batches
         return batches if math.isinf(batches) else max(1, math.ceil(batches / per_step))
 
-    epochs, steps = trainer.max_epochs, trainer.max_steps
+    is_counted = trainer.lightning_module.automatic_optimization  # else max_steps is of each optimizer's steps
+    epochs, steps = trainer.max_epochs, trainer.max_steps if is_counted else -1
     by_epochs = math.inf if epochs is None or epochs < 0 else sum(map(steps_of, range(epochs)))
     per_epoch = by_epochs / epochs if epochs and not math.isinf(by_epochs) else steps_of(0)
     return per_epoch, min(by_epochs, math.inf if steps < 0 else steps)
@@ -267,10 +268,9 @@ class Agreement:
 
     def _wait(self) -> int:
         begun, self._begun = self._begun, None
-        if begun is None:
-            return 0
-        begun[1].wait()
-        return int(begun[0])
+        if begun is not None:
+            begun[1].wait()
+        return int(begun[0]) if begun is not None else 0
 
 
 _OF_STEPS = ("train/loss_step", *(f"train/{name}" for name in METRICS))

@@ -96,10 +96,9 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._begins_with_validation and not detours.validates_now(trainer):
-            raise UserError(
-                "trainer: the run resumes before a validation, which the changed options leave out "
-                "(resume it with its own val_check_interval, check_val_every_n_epoch and limit_val_batches)"
-            )
+            hint = "resume it with its own val_check_interval, check_val_every_n_epoch and limit_val_batches"
+            text = "the run resumes before a validation, which the changed options leave out"
+            raise UserError(f"trainer: {text} ({hint})")
         if not self._resumed:  # finds now what cannot be written or loaded again
             trial = self.last.with_name(".trial.ckpt")
             try:

@@ -62,18 +62,16 @@ class ConfiguredOptimizer(LightningModule):
     def configure_optimizers(self) -> OptimizerLRScheduler:
         per_epoch, total = training_steps(self.trainer, self._batches_per_epoch())
         if math.isinf(total):
-            raise UserError(
-                "trainer.max_epochs=-1: the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
-            )
+            text = "the learning rate schedule needs an end (give trainer.max_epochs or max_steps)"
+            raise UserError(f"trainer.max_epochs=-1: {text}")
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         schedulers = [one for one in callbacks if isinstance(one, GradientAccumulationScheduler)]
         accumulated = {batches for one in schedulers for batches in one.scheduling.values()}
         own = getattr(self.optimizer_config, "own_schedule", None)
         if len(accumulated) > 1 and (self.optimizer_config.warmup_epochs or (own and own.interval == "epoch")):
-            raise UserError(
-                "trainer.callbacks.GradientAccumulationScheduler: epochs differ in steps, and cannot be the unit of a "
-                "warm-up or a schedule (give optimizer.warmup_steps or warmup_fraction, and interval: step)"
-            )
+            text = "epochs differ in steps, and cannot be the unit of a warm-up or a schedule"
+            ways = "give optimizer.warmup_steps or warmup_fraction, and interval: step"
+            raise UserError(f"trainer.callbacks.GradientAccumulationScheduler: {text} ({ways})")
         optimizer, schedule = optimizer_and_schedule(
             self.optimized(), self.optimizer_config, total_steps=int(total), steps_per_epoch=int(per_epoch)
         )
@@ -86,10 +84,8 @@ class ConfiguredOptimizer(LightningModule):
             self.trainer.fit_loop.setup_data()
             count = self.trainer.num_training_batches
             if math.isinf(count):
-                raise UserError(
-                    "trainer.limit_train_batches is missing: the training loader has no length, and the learning rate "
-                    "schedule needs one (give the batches of an epoch)"
-                )
+                text = "the training loader has no length, and the learning rate schedule needs one"
+                raise UserError(f"trainer.limit_train_batches is missing: {text} (give the batches of an epoch)")
             return int(count)
         limit = self.trainer.limit_train_batches
         return int(batches * limit) if isinstance(limit, float) else min(int(batches), int(limit or batches))
@@ -139,9 +135,7 @@ class ViTClassifier(ConfiguredOptimizer):
         plain = nn.CrossEntropyLoss()
         self.training_loss = loss if callable(loss) else make_loss(loss or LossConfig())
         self.losses: dict[Stage, Criterion] = {"train": self.training_loss, "val": plain, "test": plain}
-        self.heads_losses: dict[Stage, HeadsLoss] = {
-            stage: mean_over_heads(criterion) for stage, criterion in self.losses.items()
-        }
+        self.heads_losses: dict[Stage, HeadsLoss] = {one: mean_over_heads(made) for one, made in self.losses.items()}
         if distillation is not None:
             self.heads_losses["train"] = distillation.heads_loss(self.losses["train"])
         self.metric_table = with_own(metrics or {}, self.measures)
@@ -159,10 +153,7 @@ class ViTClassifier(ConfiguredOptimizer):
             warnings.warn(note, stacklevel=2)
 
     def configure_callbacks(self) -> list[Callback]:
-        return [
-            ConfiguredGroups(),
-            *(callback for callback in (self.average, self.distillation) if callback is not None),
-        ]
+        return [ConfiguredGroups(), *filter(None, (self.average, self.distillation))]
 
     def optimized(self) -> nn.Module:
         return self.network
@@ -317,8 +308,7 @@ def classify(module: LightningModule, batch: Any, batch_idx: int) -> dict[str, T
 def _reset(*stages: nn.ModuleDict) -> None:
     for metrics in stages:
         for metric in metrics.values():
-            assert isinstance(metric, Metric)
-            metric.reset()
+            metric.reset()  # type: ignore[operator]
 
 
 def _train_counts(checkpoint: dict[str, Any]) -> list[str]:

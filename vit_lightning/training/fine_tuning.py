@@ -109,12 +109,8 @@ def add_lora(network: nn.Module, config: LoraConfig) -> None:
         for target in config.targets
         if target not in layers.values()
     )
-    settings = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,  # type: ignore[arg-type]  # any number
-        lora_dropout=config.dropout,
-        target_modules=[name for name, last in layers.items() if last in config.targets],
-    )
+    chosen, alpha = [name for name, last in layers.items() if last in config.targets], config.alpha
+    settings = peft.LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=chosen)  # type: ignore[arg-type]
     with torch.random.fork_rng(devices=[]):
         peft.inject_adapter_in_model(settings, network)
     del network.peft_config

@@ -11,11 +11,13 @@ import contextlib
 import datetime
 import functools
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
@@ -181,10 +183,13 @@ def log_over_ranks(trainer: Trainer) -> None:
     Proof: test_a_number_of_an_epoch_is_that_of_all_ranks.
     """
     connector = trainer._logger_connector
+    warn = functools.cache(warnings.warn)  # each text once
 
     def joined(function: Callable[[], Any]) -> Callable[[], Any]:
         def call() -> Any:
             _join_ranks(trainer, trainer._results)
+            for text in () if trainer.training else (*_mixed_metrics(trainer), *_empty_averages(trainer)):
+                warn(text)
             return function()
 
         return call
@@ -214,6 +219,34 @@ def _join_ranks(trainer: Trainer, results: Any) -> None:
         meta = results[key].meta
         value = values.sum() / counts.sum() if meta.is_mean_reduction else getattr(values, meta.reduce_fx.__name__)()
         results[key]._computed = value.to(results[key].value)
+
+
+def _mixed_metrics(trainer: Trainer) -> Iterator[str]:
+    """Yields what is wrong with a Metric that has counted the images of several loaders by the end of one of them.
+
+    Lightning resets it only after the last one: test_a_metric_that_counts_several_loaders_together_is_said.
+    """
+    found: dict[int, dict[Any, Any]] = {}
+    for entry in (trainer._results or {}).values():
+        if not (entry.is_tensor or entry.has_reset):
+            found.setdefault(id(entry.value), {})[entry.meta.dataloader_idx] = entry
+    for entries in found.values():
+        *before, (loader, last) = entries.items()
+        if before and last.value.update_count > trainer._evaluation_loop.max_batches[loader]:
+            text = "one Metric is logged for several loaders and counts their images together"
+            yield f"{last.meta.name}: {text} (give each loader a Metric of its own)"
+
+
+def _empty_averages(trainer: Trainer) -> Iterator[str]:
+    """Yields what is wrong with a callback whose average, which is measured, is still the weights before training.
+
+    Proof: test_no_average_is_kept_before_there_is_one.
+    """
+    for one in trainer.callbacks:  # type: ignore[attr-defined]
+        average = one._average_model if isinstance(one, WeightAveraging) and logged_steps(trainer) else None
+        if average is not None and not average.n_averaged:
+            text = "it has averaged nothing yet, and the untrained weights are measured in its place"
+            yield f"trainer.callbacks.{type(one).__name__}: {text} (lower update_starting_at_step, or give ema.decay)"
 
 
 def send_no_tables(module: LightningModule) -> None:

@@ -241,16 +241,13 @@ def _lr_scales(network: nn.Module, layer_decay: float, trainable: Collection[str
         return {}
     layer_index = getattr(network, "layer_index", None)
     if not callable(layer_index):
-        raise UserError(
-            f"layer_decay={layer_decay} needs a ViT: {type(network).__name__} does not say how deep a parameter lies "
-            "(a method layer_index(name) -> int)"
-        )
+        text = f"{type(network).__name__} does not say how deep a parameter lies (a method layer_index(name) -> int)"
+        raise UserError(f"layer_decay={layer_decay} needs a ViT: {text}")
     indices = {name: layer_index(name) for name in (_uncompiled(name) for name, _ in network.named_parameters())}
     if len(indices) > len(trainable) and len({indices[name] for name in trainable}) == 1:
-        raise UserError(
-            f"layer_decay={layer_decay} does nothing: all parameters but those of one layer are frozen (give "
-            "--optimizer.layer_decay=1; --config linear_probe has a recipe for a frozen backbone)"
-        )
+        hint = "give --optimizer.layer_decay=1; --config linear_probe has a recipe for a frozen backbone"
+        text = "all parameters but those of one layer are frozen"
+        raise UserError(f"layer_decay={layer_decay} does nothing: {text} ({hint})")
     return {name: layer_decay ** (max(indices.values()) - index) for name, index in indices.items()}
 
 

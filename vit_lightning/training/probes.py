@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,8 +34,9 @@ def features(network: nn.Module, images: Tensor, blocks: Sequence[int] = ()) -> 
     chosen = chosen_of(find_blocks(network), blocks)
     found: list[Tensor] = []
     tokens: dict[int, Tensor] = {}
-    hooks = [module.register_forward_pre_hook(_keep_input(found)) for module in _classifiers(network)]
-    hooks += [block.register_forward_hook(_keep_output(tokens, number)) for number, block in enumerate(chosen)]
+    hooks = [one.register_forward_pre_hook(lambda _, given: found.append(given[0])) for one in _classifiers(network)]
+    for number, block in enumerate(chosen):
+        hooks.append(block.register_forward_hook(lambda _, __, output, number=number: tokens.update({number: output})))
     try:
         output = network(images)
     finally:
@@ -51,14 +52,6 @@ def _classifiers(network: nn.Module) -> list[nn.Module]:
     if isinstance(head, ClassificationHead | DistilledHead):
         return [module for name, module in head.named_children() if name in ("linear", "distillation")]
     return [] if getattr(network, "num_classes", None) == 0 else list(find_head(network).values())
-
-
-def _keep_input(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    return lambda module, given: found.append(given[0])
-
-
-def _keep_output(found: dict[int, Tensor], number: int) -> Callable[[nn.Module, Any, Tensor], None]:
-    return lambda module, given, output: found.update({number: output})
 
 
 class Features(NamedTuple):
