@@ -321,12 +321,7 @@ TOGETHER = {
         "model.preset=CRATE-T/4 needs block=CrateBlock, attention=MSSA and feed_forward=ISTA beside it"
     ),
     "fit --config=families/crate --model.block=TransformerEncoderBlock": "feed_forward=ISTA needs block=CrateBlock",
-    "fit digits.yaml --model.block=odd.Wider --model.drop_path=0": (
-        "model.block: Wider returns (b, n, 65) for tokens (b, n, 64): the width must stay"
-    ),
-    "fit digits.yaml --model.attention=odd.Half": (
-        "model.attention: Half returns (b, n, 32) for tokens (b, n, 64): the width must stay"
-    ),
+    "fit digits.yaml --model.attention=odd.Half": "ViT does not take the images of the data, 1x8x8: ... 32",
     "fit digits.yaml --model.preset=S/4 --model.num_heads=2": (
         "model.preset=S/4: model.emb_size=64, model.depth=1 of an earlier config win over it (give null for"
     ),
@@ -475,13 +470,7 @@ TABLE: dict[str, Any] = {**COMMANDS, **FILES, **KEYS, **VALUES, **TOGETHER}
 PARSER_S_OWN = {"fit --config=mode.yaml"}
 """Rows whose answer holds the parser's own words, as long as they are."""
 
-WIDER = """from torch import nn
-class Wider(nn.Module):
-    def __init__(self, emb_size, attention, feed_forward, norm):
-        super().__init__()
-        self.norm, self.line = norm(emb_size), nn.Linear(emb_size, emb_size + 1)
-    def forward(self, tokens):
-        return self.line(self.norm(tokens))
+ODD = """from torch import nn
 class Half(nn.Linear):
     def __init__(self, emb_size, num_heads=1):
         super().__init__(emb_size, emb_size // 2)
@@ -560,7 +549,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, trained: tuple[Path, Any]) -
         write_images(folder / "extra" / "val" / name, 2)
     for name in ("tiny.pth", "weights.safetensors"):
         (folder / "good" / name).touch()
-    (folder / "odd.py").write_text(WIDER)
+    (folder / "odd.py").write_text(ODD)
     (folder / "frozen.py").write_text(FROZEN)
     (folder / "foreign.py").write_text(FOREIGN)
     torch.save({"state_dict": {"network.head.linear.weight": torch.zeros(10, 3)}}, folder / "other.ckpt")

@@ -1,17 +1,20 @@
 """Modules of a user, as a file of theirs: copied into the working folder of a test."""
 
+from typing import Any
+
 import torch
 from lightning.pytorch import LightningModule
 
 
 class Own(LightningModule):
-    def __init__(self, num_classes: int = 10, width: int = 8):
+    def __init__(self, num_classes: int = 10, width: int = 8, sign: float = 1.0, kept: Any = None):
         super().__init__()
         self.save_hyperparameters()
+        self.sign = sign
         self.body, self.head = torch.nn.Linear(64, width), torch.nn.Linear(width, num_classes)
 
     def forward(self, images):
-        return self.head(self.body(images.flatten(1)).relu())
+        return self.sign * self.head(self.body(images.flatten(1)).relu())
 
     def training_step(self, batch, batch_idx):
         return 0 * self(batch[0]).sum()

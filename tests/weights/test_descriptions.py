@@ -451,12 +451,22 @@ def own(in_folder, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_a_checkpoint_of_any_lightning_is_a_modules_own_or_weights_of_others(own, tmp_path, capsys):
     (tmp_path / "exp.yaml").write_text("module: {class_path: own_mlp.Own}\ndata: {class_path: Digits}\n")
-    own = own.Own(width=12)
-    rest = {"pytorch-lightning_version": "2.6.0", "epoch": 1, "global_step": 3, "hyper_parameters": {"width": 12}}
-    torch.save({"state_dict": own.state_dict(), **rest}, "own.ckpt")
+    own = own.Own(width=12, sign=-1)
+    rest = {"pytorch-lightning_version": "2.6.0", "epoch": 1, "global_step": 3}
+    hyper = {"num_classes": 10, "width": 12, "sign": -1.0, "kept": tmp_path, "_instantiator": "evil.run"}
+    torch.save({"state_dict": own.state_dict(), **rest, "hyper_parameters": hyper}, "own.ckpt")
     expected = Trainer(logger=False, accelerator="cpu").test(own, datamodule=Digits(), verbose=False)[0]["test/acc"]
-    assert main(["test", "--ckpt=own.ckpt", "--config=exp.yaml", "--model.width=12", "--out=result"]) == 0
+    words = ["test", "--ckpt=own.ckpt", "--config=exp.yaml"]
+    with pytest.warns(match=r"own.ckpt: module.width=12, module.sign=-1.0 as it was trained") as told:
+        assert main([*words, "--out=result"]) == 0
     assert json.loads((tmp_path / "result/results.json").read_text())["test/acc"] == pytest.approx(expected)
+    assert "own.ckpt: its module.kept is no plain data, and not taken" in {str(one.message) for one in told}
+    with pytest.warns(match=r"own.ckpt: module.sign=1 in place of its -1.0"):
+        assert main([*words, "--model.sign=1", "--out=other"]) == 0
+    assert json.loads((tmp_path / "other/results.json").read_text())["test/acc"] != pytest.approx(expected)
+    torch.save({"state_dict": own.state_dict(), "hyper_parameters": {"kept": {"class_path": "evil.Run"}}}, "evil.ckpt")
+    assert main(["test", "--ckpt=evil.ckpt", "--config=exp.yaml"]) == 2
+    assert "module.kept.class_path=evil.Run: a file of weights may name" in capsys.readouterr().err
     assert main(["test", "--ckpt=own.ckpt", "--data=Digits"]) == 2
     error = capsys.readouterr().err
     assert "own.ckpt holds weights of none of the families" in error
@@ -478,12 +488,14 @@ def test_a_training_starts_from_a_checkpoint_of_any_lightning(own, tmp_path, kin
     """PL#15705: that of a module of the user's was "of none of the families"; a head of other classes is new."""
     theirs = own.Own(num_classes=classes).state_dict()
     given = {f"{prefix}{name}": value for name, value in theirs.items()}
-    torch.save({"state_dict": given, "pytorch-lightning_version": "2.6.0"}, "theirs.ckpt")
+    hyper = {"hyper_parameters": {"num_classes": classes, "sign": -1.0}}
+    torch.save({"state_dict": given, "pytorch-lightning_version": "2.6.0", **hyper}, "theirs.ckpt")
     new = set() if (kind, classes) == ("Own", 10) else {"head.weight", "head.bias"}
     flags = [f"--module=own_mlp.{kind}", "--data=Digits", "--test=false"]
     flags += ["--optimizer.class_path=torch.optim.SGD"]
     flags += ["--trainer.max_steps=1", "--wandb.mode=disabled", "--init_from=theirs.ckpt", f"--reset_head={bool(new)}"]
     assert main(["fit", *flags, "--out=run"]) == 0
+    assert ("sign: -1.0" in (tmp_path / "run/config.yaml").read_text()) == (kind != "NoBias")
     begun = read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["state_dict"]
     assert {name for name in theirs if not torch.equal(theirs[name], begun.get(name, torch.zeros(())))} == new
 

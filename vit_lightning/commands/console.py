@@ -55,13 +55,15 @@ def _warning_text(message: Any, category: Any, filename: str, lineno: int, line:
     return f"warning: {message}\n" if is_ours else f"{filename}:{lineno}: {message}\n"
 
 
+warnings.formatwarning = _warning_text  # also of what a config is told
+
+
 def quiet() -> None:
     """Hides messages that Lightning prints at every start, and its advice that does not fit our data loaders."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     # printed only when the config asks for it
     logging.getLogger("lightning.pytorch.callbacks.model_summary").setLevel(logging.INFO)
-    warnings.formatwarning = _warning_text
     for message in (
         ".*does not have many workers.*",
         ".*smaller than the logging interval.*",

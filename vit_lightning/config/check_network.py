@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vit_lightning.config.networks import data_facts, empty_network, module_from, names_of_timm, needs_numbers
 from vit_lightning.config.own_files import empty_caches, where
@@ -19,9 +17,7 @@ from vit_lightning.config.together import Groups, Merged
 from vit_lightning.config.typed import Reader
 from vit_lightning.data.base import ImageData
 from vit_lightning.errors import UserError, near
-from vit_lightning.models.blocks import Branch
 from vit_lightning.models.heads import heads_of
-from vit_lightning.models.vit import ViT
 from vit_lightning.storage.checkpoint_files import network_weights
 from vit_lightning.training.classifier import ConfiguredOptimizer
 from vit_lightning.training.fine_tuning import LoraConfig, add_lora, freeze_backbone, idle_adapters
@@ -119,30 +115,6 @@ def _weights(network: nn.Module, data: ImageData, general: Mapping[str, Any], me
     return merged.initial.fitted(network, method, **facts, reset_head=general.get("reset_head", False))
 
 
-def _other_width(network: nn.Module, shape: tuple[int, ...]) -> str:
-    """Returns which part of the blocks of a ViT gives tokens of another width than it gets; empty where none does."""
-    found: list[str] = []
-
-    def look(option: str, module: nn.Module, inputs: tuple[Any, ...], given: Any) -> None:
-        tokens = inputs[0] if inputs else None
-        if isinstance(tokens, Tensor) and isinstance(given, Tensor) and given.shape[-1:] != tokens.shape[-1:]:
-            shapes = [f"({', '.join(['b', 'n', str(one.shape[-1])][-one.ndim :])})" for one in (given, tokens)]
-            found.append(
-                f"{option}: {type(module).__name__} returns {shapes[0]} for tokens {shapes[1]}: the width must stay"
-            )
-
-    parts = dict.fromkeys(network.encoder, "model.block") if isinstance(network, ViT) else {}
-    branches = [part for part in network.modules() if parts and isinstance(part, Branch)]
-    names = ("attention", "feed_forward", "norm")
-    parts |= {part: f"model.{name}" for branch in branches for name, part in branch.named_children() if name in names}
-    hooks = [part.register_forward_hook(functools.partial(look, option)) for part, option in parts.items()]
-    with contextlib.suppress(Exception), torch.device("meta"), torch.random.fork_rng(devices=[]):  # as before
-        network(torch.empty(2, *shape))
-    for hook in hooks:
-        hook.remove()
-    return found[0] if found else ""
-
-
 def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -> list[str]:
     """Returns why a network on the meta device cannot give logits (b, classes) for images (b, c, H, W) of a shape."""
     text = "x".join(map(str, shape))
@@ -154,8 +126,6 @@ def network_problems(network: nn.Module, shape: tuple[int, ...], classes: int) -
     except Exception as fault:  # whatever the layers of others raise
         if needs_numbers(fault):  # only training shows whether it works
             return []
-        if odd := _other_width(network, shape):
-            return [odd]
         if place := where(fault):
             return [f"model: {place}"]
         reason = " ".join(str(fault).split())[:300]

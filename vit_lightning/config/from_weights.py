@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import shlex
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any, NamedTuple
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from vit_lightning.config.files import Config, as_flag, as_map, flatten, value_at, word
-from vit_lightning.config.lightning_cli import takes_no_network
+from vit_lightning.config.lightning_cli import module_of, takes_no_network
 from vit_lightning.config.merge import merge
 from vit_lightning.config.names import class_of, is_same_class
-from vit_lightning.config.networks import network_in_file, open_source
+from vit_lightning.config.networks import filled_in, network_in_file, open_source
 from vit_lightning.config.options import DEFAULT_CLASSES, RunOptions
 from vit_lightning.config.own_files import also_search
-from vit_lightning.config.signatures import signature_of
+from vit_lightning.config.signatures import plain, signature_of
 from vit_lightning.config.typed import scalar
 from vit_lightning.data.image_files import data_of_files
 from vit_lightning.data.image_set import ImageSet
@@ -30,8 +31,9 @@ from vit_lightning.errors import UserError, refuse
 from vit_lightning.models.presets import PRESETS
 from vit_lightning.models.vit import ViT
 from vit_lightning.sizes import pair, side
-from vit_lightning.storage.checkpoint_files import find_checkpoint, read_checkpoint, run_folder_of
+from vit_lightning.storage.checkpoint_files import find_checkpoint, is_plain, read_checkpoint, run_folder_of
 from vit_lightning.storage.parsing import parse_yaml
+from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.weights.files import is_ours, read_weights
 from vit_lightning.weights.hubs import LIBRARIES, model_of_library
 from vit_lightning.weights.identify import OURS
@@ -180,6 +182,39 @@ def options_of_data(name: Any) -> set[str]:
     kind = class_of(name)
     is_module = issubclass(kind, LightningDataModule | LightningModule)
     return {*signature_of(kind).options, *(() if is_module else signature_of(WrappedDataset).options)}
+
+
+def fill_module(trained: Trained | None, merged: Config, *, trust: bool) -> None:
+    """Gives a module of the user's the arguments that a checkpoint's was made with and the config does not give.
+
+    As ``load_from_checkpoint`` does. Facts of the data are the data's own. A warning names what was taken, and what the
+    config gives otherwise.
+
+    Args:
+        trained: the checkpoint; where there is none, that of ``init_from``.
+        merged: the config, which is changed.
+        trust: whether it may name any class.
+    """
+    if issubclass(kind := module_of([merged]), ViTClassifier) or not (trained or merged.get("init_from")):
+        return
+    path = trained.path if trained else find_checkpoint(merged["init_from"], "init_from")
+    checkpoint = trained.checkpoint if trained else read_checkpoint(path)
+    (options, others), given = signature_of(kind), as_map(merged["module"])
+    known, whole = checkpoint.get("hyper_parameters"), checkpoint.get("hparams_name")
+    known = {whole: known} if whole in options else as_map(known)
+    theirs = {name: flatten(plain(value)) for name, value in known.items() if name not in filled_in(kind)}
+    theirs = {n: value for n, value in theirs.items() if n in options or (others and not n.startswith("_"))}
+    odd = [name for name, value in theirs.items() if name not in given and not is_plain(value)]
+    alike = [name for name, value in theirs.items() if name in options and repr(options[name].default) == repr(value)]
+    taken = {name: value for name, value in theirs.items() if name not in (*given, *odd, *alike)}
+    refuse_untrusted({"module": {} if trust else taken})
+    merged["module"] = {**given, **taken}
+    notes = [", ".join(f"module.{name}={word(value)}" for name, value in taken.items()) + " as it was trained"]
+    notes = notes * bool(taken) + [f"its module.{name} is no plain data, and not taken" for name in odd]
+    both = {n: v for n, v in theirs.items() if n in given and is_plain(v) and v not in (given[n], scalar(given[n]))}
+    notes += [f"module.{name}={word(given[name])} in place of its {word(value)}" for name, value in both.items()]
+    for note in notes:
+        warnings.warn(f"{path}: {note}", stacklevel=2)
 
 
 def _model_of(sources: Sequence[Config]) -> Config:

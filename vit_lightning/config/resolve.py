@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from vit_lightning.config import from_weights
 from vit_lightning.config.build import build
 from vit_lightning.config.experiment import Experiment
 from vit_lightning.config.files import (
@@ -18,7 +19,6 @@ from vit_lightning.config.files import (
     split_words,
     without_nulls,
 )
-from vit_lightning.config.from_weights import fill_from_source, fill_from_trained, with_checkpoint, with_source
 from vit_lightning.config.lightning_cli import as_ours, of_the_module
 from vit_lightning.config.merge import config_of_flags, merge, overruled_preset
 from vit_lightning.config.options import GROUPS, TRAINED, RunOptions
@@ -83,9 +83,9 @@ def merge_all(
     configs: Sequence[Config] = sources
     with gathered(problems):
         if command in TRAINED:
-            opened, configs = with_checkpoint(flags, sources, told, trust=trust)
+            opened, configs = from_weights.with_checkpoint(flags, sources, told, trust=trust)
         else:
-            initial, configs = with_source(sources, trust=trust)
+            initial, configs = from_weights.with_source(sources, trust=trust)
     merged: Config = {}
     for source in configs:
         config = of_the_module(source, merged)
@@ -97,10 +97,12 @@ def merge_all(
     if names and "experiment" not in merged:
         merged["experiment"] = Path(names[-1]).stem
     if initial is not None:
-        initial = fill_from_source(initial, merged)
+        initial = from_weights.fill_from_source(initial, merged)
     if opened is not None:
         with gathered(problems):
-            trained = fill_from_trained(opened, configs[0], merged)
+            trained = from_weights.fill_from_trained(opened, configs[0], merged)
+    with gathered(problems):
+        from_weights.fill_module(opened, merged, trust=trust)
     return Merged(merged, problems, trained, initial, complete and (trained is not None or command not in TRAINED))
 
 

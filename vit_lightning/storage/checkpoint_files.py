@@ -57,7 +57,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.finish()
         target = Path(path)
         for key in {"hyper_parameters", "datamodule_hyper_parameters"} & checkpoint.keys():  # of save_hyperparameters
-            checkpoint[key] = {name: value for name, value in checkpoint[key].items() if _is_plain(value)}
+            checkpoint[key] = {name: value for name, value in checkpoint[key].items() if is_plain(value)}
         on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         pack = _copied_by_gpu(checkpoint) if on_gpu else _packed_now(checkpoint)
         self._writing = target, self._thread.submit(self._write, pack, target)
@@ -175,12 +175,12 @@ def _with_plain_numbers(value: Any) -> Any:
     return type(value)(map(_with_plain_numbers, value)) if type(value) in (list, tuple) else value
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether a value can be loaded as data alone."""
     if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     if isinstance(value, dict):
-        return all(map(_is_plain, [*value, *value.values()]))
+        return all(map(is_plain, [*value, *value.values()]))
     return value is None or type(value) in (bool, int, float, str)
 
 
