@@ -38,6 +38,10 @@ READ: list[tuple[Any, Any, Any]] = [
     (bool, "true", True),
     (str, "3", "3"),
     (Path, "a/b", Path("a/b")),
+    (str | None, "", ""),
+    (Optional[int | str], "", ""),  # noqa: UP045
+    (Any, "", ""),
+    (str | None, None, None),
     (Optional[int], "null", None),  # noqa: UP045  # as libraries write it
     (int | None, None, None),
     (int | str, "3", 3),

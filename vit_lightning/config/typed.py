@@ -273,7 +273,7 @@ class Reader:
             return self.part(Place(), given, path) or WRONG
         if isinstance(given, Mapping):
             return self._mapping(dict, given, path)
-        return self._list(list, given, path) if isinstance(given, list | tuple) else scalar(given)
+        return self._list(list, given, path) if isinstance(given, list | tuple) else given and scalar(given)
 
     def _mapping(self, kind: Any, given: Any, path: str) -> Any:
         """Returns a mapping with values of its type."""
@@ -302,9 +302,9 @@ class Reader:
         kinds = [
             one for one in members(kind) if one is not int or float not in members(kind) or type(scalar(given)) is int
         ]
-        # a text may be a number, an int also a float, a list also a tensor; typing keeps no order of the types of
-        # Optional[Union[...]]
-        for one in sorted(kinds, key=lambda one: (one is Tensor, one is str, one is float)):
+        # a text may be a number or null, unless it is empty, an int also a float, a list also a tensor; typing keeps no
+        # order of the types of Optional[Union[...]]
+        for one in sorted(kinds, key=lambda one: (one is Tensor, (one is str) == (given != ""), one is float)):
             reader = replace(self, problems=[])
             with suppress(OtherType):
                 value = reader._read(one, given, path, default)
