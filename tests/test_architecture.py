@@ -28,17 +28,17 @@ PLAIN_TYPES = {"data.batches"}
 """What training may import of the data: the form of a batch."""
 
 CEILINGS = {
-    "models": 1_285, "data": 2_400, "storage": 968, "weights": 2_700, "inspect": 449, "training": 2_620,
-    "config": 1_963, "figures": 767, "commands": 2_222, "report": 1_948, "ablation": 1_644, "(root)": 540,
+    "models": 1_271, "data": 2_400, "storage": 958, "weights": 2_700, "inspect": 445, "training": 2_620,
+    "config": 1_963, "figures": 760, "commands": 2_207, "report": 1_932, "ablation": 1_634, "(root)": 540,
 }  # fmt: skip
 """Lines of code that a room may have; one that needs more takes them from another, and its commit says why."""
-ABOVE = {"(root)": 693, "config": 2_462, "data": 2_817, "training": 2_682, "weights": 2_930}
+ABOVE = {"(root)": 684, "config": 2_445, "data": 2_804, "training": 2_665, "weights": 2_913}
 """Most lines of rooms that are above their ceiling still; lower them with the room.
 
 Attempts, of 25,400 lines in all: promises taken back and satellites out, 22,415; features that no config, page or study
 named, 21,870; fewer concepts in config, 31 lines less, and in config and weights, 46; every behaviour listed, and those
 gone that neither a promise nor a page's reader asks for, 21,217, and once more, with leaves that were imported together
-made one, 20,867. Mends of what people bring took some of it back.
+made one, 20,867; annotations that are evaluated at once, 20,718. Mends of what people bring took some of it back.
 """
 MOST_LINES, MOST_FILES = 19_900, 18
 

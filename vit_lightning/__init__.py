@@ -4,8 +4,6 @@ The public names are listed in ``__init__.pyi``. Each is imported when it is fir
 ``from vit_lightning import ViT`` loads torch and einops alone.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 from pathlib import Path

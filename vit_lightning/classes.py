@@ -1,7 +1,5 @@
 """Classes go by name: which label of one source stands for each class of another."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence

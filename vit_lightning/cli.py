@@ -1,7 +1,5 @@
 """The ``lightning`` command: a table of commands. Nothing heavy is imported before one of them is called."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

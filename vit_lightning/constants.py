@@ -1,7 +1,5 @@
 """Tensors that are made once and stay on a device: a copy of host data to a device would wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 
 import torch

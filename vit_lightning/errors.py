@@ -3,15 +3,13 @@ values beyond the limits of an option, by functions that return problems, what a
 their noun or unit.
 """
 
-from __future__ import annotations
-
 import difflib
 import sysconfig
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -46,7 +44,7 @@ class UserError(ValueError):
         self.problems = [problems] if isinstance(problems, str) else list(dict.fromkeys(problems))
         super().__init__("\n".join(self.problems))
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[list[str]]]:
         return type(self), (self.problems,)  # to be pickled in a data-loading worker
 
 

@@ -3,8 +3,6 @@
 ``ViTClassifier``, the check of monitored metrics, ``results.json``, ablations and reports all read this table.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

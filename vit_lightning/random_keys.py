@@ -1,7 +1,5 @@
 """Random numbers without state: hashes of (seed, epoch, index), so that order and augmentation resume anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

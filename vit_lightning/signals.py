@@ -1,7 +1,5 @@
 """Signals that ask a process to end: SIGTERM, Ctrl-C, and SIGUSR1, which Slurm sends before a time limit."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -1,7 +1,5 @@
 """Sizes of images and patches: height and width."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 Size = tuple[int, int]

@@ -1,7 +1,5 @@
 """``lightning ablate``: shows a plan, runs it until its comparisons are decided, and writes its report."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -4,8 +4,6 @@ An attempt starts in hundredths of a second instead of seconds, and images are d
 must not have started computing threads of its own: it keeps to one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

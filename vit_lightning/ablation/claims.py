@@ -9,8 +9,6 @@ the attempts. The lock keeps two writers apart while an owner that lost its clai
 ``lightning fit --resume`` by hand.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -15,8 +15,6 @@ Processes on several machines can share a ledger (``claims.py``). A run is done 
 (``report/comparisons.py``). What the ledger keeps of results and claims: ``records.py``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import importlib.metadata

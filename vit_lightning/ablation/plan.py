@@ -1,7 +1,5 @@
 """The plan of an ablation: a file with the config, the arms, and the rules by which they are compared."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

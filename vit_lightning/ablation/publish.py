@@ -1,7 +1,5 @@
 """Commands on folders of runs and of ablations: the report, the dashboard in W&B, and the upload of offline runs."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

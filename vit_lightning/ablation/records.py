@@ -7,8 +7,6 @@
 Numbers are those of the first result, whatever becomes of the run folder: what differs from it is named beside it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

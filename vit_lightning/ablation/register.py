@@ -5,8 +5,6 @@
 Two studies ask the same if they share their question, or an arm: its model and its images, whatever else differs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Equal time: how long a step of each arm takes, timed in turns before the first run, and its steps in that time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The worker loop of an ablation: one process, beside others, on one ledger."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -4,8 +4,6 @@ Words are positional arguments, flags keyword arguments; a function of one datac
 first argument is the experiment gets the one of ``--config`` and all flags that it does not take itself.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import GenericAlias

@@ -1,7 +1,5 @@
 """``lightning check-data`` and ``show-batch``: all images of a config, or a batch as the model gets it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

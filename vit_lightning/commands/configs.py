@@ -1,7 +1,5 @@
 """``lightning configs``: the configs that come with the package."""
 
-from __future__ import annotations
-
 import re
 import sys
 from fnmatch import fnmatchcase

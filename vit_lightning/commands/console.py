@@ -1,7 +1,5 @@
 """Text in the terminal, printed by the first process alone: the lines with which a run begins and ends."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import math

@@ -1,7 +1,5 @@
 """``lightning embed``: features of images in a trained model, as NumPy arrays."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """``lightning export``: a trained model in a folder for other programs, with proof that its logits are the same."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -3,8 +3,6 @@
 ``resume.py`` finds the run that is resumed, ``figures/`` draws its figures, ``console.py`` has what it prints.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shlex

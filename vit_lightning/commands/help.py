@@ -3,8 +3,6 @@
 ``--help`` lists all options with a line each; ``--help.GROUP`` explains those of one group in full.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """``lightning inspect``: attention maps and measures of a trained model, as figures and a page."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trained models of any source: in Python with their preprocessing, and for the commands that name one."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -74,7 +72,7 @@ def load(
     num_classes: int | None = None,
     config: Mapping[str, Any] | None = None,
     trust: bool = False,
-) -> Model:
+) -> "Model":
     """Loads a trained model; writes nothing, and leaves the global random numbers as they were.
 
     Args:

@@ -1,7 +1,5 @@
 """The LightningModule of an experiment: made, given the weights with which it starts, compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

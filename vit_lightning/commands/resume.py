@@ -1,7 +1,5 @@
 """The run that ``fit`` resumes: which one, from which checkpoint, and what may have changed since it began."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Parts that commands share: a seeded session with a folder for its results, the LightningModule, the Trainer."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -3,8 +3,6 @@
 Measured on devices without numbers, so that a network of any size needs no memory.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``lightning validate``, ``test`` and ``predict``: a trained model on the images of its config, or on image files."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 optimizer: {class_path: torch.optim.NAdam, momentum_decay: 0.004, lr: 0.001}
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import warnings

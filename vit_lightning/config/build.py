@@ -1,7 +1,5 @@
 """A checked experiment from a merged config: each group is read and made once, then what they say about each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args

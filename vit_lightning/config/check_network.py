@@ -1,7 +1,5 @@
 """The network of a config beside data, settings and weights: what does not fit is found on the meta device."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,11 +1,9 @@
 """One checked experiment: what every command gets in place of config files and flags."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from torch import nn
@@ -94,7 +92,7 @@ class Experiment:
         """Returns a config file that repeats the run."""
         return str(yaml.safe_dump(self.config, sort_keys=False))
 
-    def with_seed(self, seed: int, tags: Sequence[str]) -> Experiment:
+    def with_seed(self, seed: int, tags: Sequence[str]) -> Self:
         """Returns the experiment with another seed and other W&B tags."""
         wandb = {**self.config["wandb"], "tags": list(tags)}
         return replace(

@@ -4,8 +4,6 @@ A class in a config is ``{class_path: NAME, init_args: {...}}``, or without ``cl
 class. A flat config has one mapping for both, with the arguments beside ``class_path``.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

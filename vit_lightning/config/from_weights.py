@@ -3,8 +3,6 @@
 Each file of weights that a command line names is read here, once.
 """
 
-from __future__ import annotations
-
 import functools
 import shlex
 import warnings

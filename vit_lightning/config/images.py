@@ -1,7 +1,5 @@
 """The data of a config: read and made, and held against the images that a trained model learned from."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

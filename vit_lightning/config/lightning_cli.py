@@ -1,7 +1,5 @@
 """Configs as LightningCLI writes them, in our spelling."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A class keeps its arguments until another one is named. A network's sizes win ov
 defaults, wherever they are given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names in a config: the class or function of each, and what a wrong one may have meant."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from importlib.util import find_spec

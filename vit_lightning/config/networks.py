@@ -1,7 +1,5 @@
 """The network and the LightningModule of a config: read with the facts of the data among their arguments, and made."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shlex

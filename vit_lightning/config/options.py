@@ -4,8 +4,6 @@ From these classes come the parser, the help and the checks. ``model``, ``data``
 options are the arguments of the classes that they name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

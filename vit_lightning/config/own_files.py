@@ -3,8 +3,6 @@
 Their folders stand last in ``sys.path``, so that they shadow no module of others. A process has one version of a file.
 """
 
-from __future__ import annotations
-
 import importlib
 import linecache
 import os

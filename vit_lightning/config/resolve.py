@@ -1,7 +1,5 @@
 """``resolve``: from a command line to one checked experiment, or to all of its problems."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Classes and functions of a config: their options, which are the arguments of their signatures, and ``Part``, one with
 its arguments: checked once, written to ``config.yaml`` and made as often as needed."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

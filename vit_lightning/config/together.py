@@ -1,7 +1,5 @@
 """The groups of a config together: what each has become, and what they say of each other."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

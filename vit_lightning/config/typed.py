@@ -4,8 +4,6 @@ A class with arguments becomes a ``Part``. Classes stand flat, with their argume
 (``files.flatten``).
 """
 
-from __future__ import annotations
-
 import collections.abc
 import inspect
 import math

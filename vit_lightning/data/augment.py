@@ -4,8 +4,6 @@ The random numbers of an image are a function of its key, and its key of (seed, 
 batch, workers, ranks or a resume. There is no random state.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Literal

@@ -3,8 +3,6 @@
 Mixing draws its random numbers from a key of (seed, step, rank).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from abc import ABC, abstractmethod

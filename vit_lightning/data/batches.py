@@ -1,7 +1,5 @@
 """Batches, and the loader that hands them from a dataset to the training step, with its workers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import weakref
@@ -61,22 +59,22 @@ class Batch:
     def __getitem__(self, key: Any) -> Any:
         return (self.images, self.labels)[key]
 
-    def replace(self, **changed: Any) -> Batch:
+    def replace(self, **changed: Any) -> "Batch":
         """Returns a batch with some of its parts changed."""
         return Batch(**(vars(self) | changed))
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> "Batch":
         """Returns the batch on a device."""
         if self.images.device == self.labels.device == device:
             return self
         wait = device.type in ("cpu", "mps")
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=not wait))
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> "Batch":
         """Returns the batch in memory from which a GPU can copy by itself."""
         return self._with_tensors(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
 
-    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return self.replace(**{name: change(part) for name, part in vars(self).items() if isinstance(part, Tensor)})
 
 

@@ -1,7 +1,5 @@
 """Decodes image files of any format to 8-bit RGB; damaged and oversized ones are errors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Image files: in one folder for each class, or without labels, prepared as the test images of a trained model."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

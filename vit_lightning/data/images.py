@@ -1,7 +1,5 @@
 """Datasets of images: in memory, or encoded and decoded when they are needed, or decoded once and kept."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -39,7 +37,7 @@ class Images(Dataset[Batch]):
         decoded: the dataset that they were decoded from, which has their names, originals and fingerprint.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, decoded: DecodedImages | None = None) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, decoded: "DecodedImages | None" = None) -> None:
         assert images.dtype == torch.uint8
         assert len(images) == len(labels)
         self.images, self.labels, self.decoded = images, labels, decoded
@@ -122,7 +120,7 @@ class Encoded(NamedTuple):
     labels: Sequence[int]
     names: Sequence[str]
 
-    def part(self, indices: Sequence[int]) -> Encoded:
+    def part(self, indices: Sequence[int]) -> "Encoded":
         images, labels = [self.images[i] for i in indices], [self.labels[i] for i in indices]
         return Encoded(self.read, images, labels, [self.names[i] for i in indices])
 

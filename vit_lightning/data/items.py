@@ -1,7 +1,5 @@
 """Datasets of single (image, label) items, read as batches."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Sequence
@@ -93,7 +91,7 @@ class Items(Dataset[Batch]):
         of_all, places = labels_of(self.dataset, self.title), dict(enumerate(self.places))
         return torch.tensor([places.get(of_all[index], of_all[index]) for index in self.indices])
 
-    def part(self, indices: Sequence[int]) -> Items:
+    def part(self, indices: Sequence[int]) -> "Items":
         """Returns some of the items, by their places among these."""
         return replace(self, indices=[self.indices[i] for i in indices])
 

@@ -6,8 +6,6 @@ numbers that float32 holds exactly, so that the order of summation, which kernel
 pixel. Colours are torchvision's, which take one strength for a whole batch, for uint8 images of 1 or 3 channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

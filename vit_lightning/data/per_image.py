@@ -1,7 +1,5 @@
 """Augmentations of single images, such as torchvision's v2 transforms; random numbers of others from a key."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Augmentation policies that draw operations for each image: AutoAugment, RandAugment, 3-Augment."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import partial
 from typing import Literal, NamedTuple, get_args

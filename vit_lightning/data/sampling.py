@@ -3,8 +3,6 @@
 No order is stored anywhere: a resumed run continues at its batch counter, with any number of workers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

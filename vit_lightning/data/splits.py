@@ -1,7 +1,5 @@
 """Splits of a dataset; a missing one is cut from the training images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal

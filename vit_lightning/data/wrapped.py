@@ -1,7 +1,5 @@
 """Datasets and data modules of others in the place of ours."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Sequence

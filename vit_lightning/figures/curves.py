@@ -1,7 +1,5 @@
 """Figures of a run, as matplotlib figures without a window."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path

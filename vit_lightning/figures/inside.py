@@ -1,7 +1,5 @@
 """Drawings of what ``inspect`` finds in a network: maps of an image for the page, and figures of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page of ``lightning inspect``: one file that loads nothing, with sliders over images, layers and heads."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Pictures drawn in milliseconds: a sheet of images with captions, and a confusion matrix."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Colours, letters and tables that all of our HTML pages share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 
 
-def template_of(path: Path) -> Template:
+def template_of(path: Path) -> "Template":
     """Returns the template of a page, in which all texts are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # for pages alone
 

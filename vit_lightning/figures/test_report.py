@@ -1,7 +1,5 @@
 """The report of a test beside its accuracy: confidence intervals, accuracy by class, worst errors."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

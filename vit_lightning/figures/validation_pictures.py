@@ -1,7 +1,5 @@
 """Pictures and plain numbers of a run's validations, written while it trains."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

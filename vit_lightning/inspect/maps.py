@@ -1,7 +1,5 @@
 """Maps of attention: weights, rollout, gradient-weighted relevance, mean distance."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

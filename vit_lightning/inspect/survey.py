@@ -1,7 +1,5 @@
 """All that is drawn of some images in one forward pass, reduced layer by layer to what is kept."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

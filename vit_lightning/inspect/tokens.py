@@ -1,7 +1,5 @@
 """Measures of tokens, positions and patch filters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

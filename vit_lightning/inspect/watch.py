@@ -4,8 +4,6 @@ Shape letters, here and in the other files: b images, l layers, h heads, q queri
 before the patches, n patches, e emb_size.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

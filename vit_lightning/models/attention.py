@@ -3,8 +3,6 @@
 Shape letters: b images, n tokens, e emb_size, h heads, d head dimension; q queries, k keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, get_args
 

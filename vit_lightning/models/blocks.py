@@ -5,8 +5,6 @@ Its blocks differ in where the norms stand; a config chooses one by ``model.bloc
 Shape letters: b images, n tokens, e emb_size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

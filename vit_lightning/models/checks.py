@@ -1,7 +1,5 @@
 """Checks of the arguments of a ViT: all problems at once, named by the option."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

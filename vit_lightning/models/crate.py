@@ -6,8 +6,6 @@ ISTA is a proximal gradient step on lambda |z|_1 + |x - D z|^2 over z >= 0, with
 Source: Ma-Lab-Berkeley/CRATE, ``model/crate.py``.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from einops import rearrange

@@ -1,7 +1,5 @@
 """The feed-forward part of a block and its gated variants, chosen in a config by ``model.feed_forward.class_path``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal

@@ -3,8 +3,6 @@
 Shape letters: b images, p tokens before the patches, n patches, e emb_size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

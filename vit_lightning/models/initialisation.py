@@ -1,7 +1,5 @@
 """Initial weights of a ViT, by the name of whose code draws them so; chosen in a config by ``model.initialisation``."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

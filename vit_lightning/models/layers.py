@@ -3,8 +3,6 @@
 Shape letters: b images, n tokens, e emb_size.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 

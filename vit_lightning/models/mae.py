@@ -4,8 +4,6 @@ Shape letters: b images, c channels, p tokens before the patches, n patches, k o
 decoder, p1 and p2 height and width of a patch.
 """
 
-from __future__ import annotations
-
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn

@@ -3,8 +3,6 @@
 Shape letters: b images, c channels, n patches, e emb_size, p1 and p2 height and width of a patch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

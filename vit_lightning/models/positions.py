@@ -3,11 +3,9 @@
 Shape letters: b images, p tokens before the patches, n patches, e emb_size, h heads, d head dimension.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +94,7 @@ class ExactTable(nn.Module):
     def _cast(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         return self.exact.to(device, torch.promote_types(dtype, self.at_least or dtype))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExactTable:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         # cast again: after .float().double() the table would be a rounded one
         self.table = self._cast(self.table.device, self.table.dtype)

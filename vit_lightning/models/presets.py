@@ -1,7 +1,5 @@
 """Sizes of published models, by name."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from vit_lightning.errors import UserError

@@ -3,8 +3,6 @@
 Shape letters: p tokens before the patches, n patches, e emb_size.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """The Vision Transformer, put together from ``patches.py``, ``positions.py``, ``blocks.py`` and ``heads.py``."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

@@ -1,8 +1,6 @@
 """Numbers of an ablation by each metric: its arms, their comparisons, what run folders tell beside them; and what is
 claimed of each arm against the reference, the lines of the first screen. ``wording`` has the words for them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -77,12 +75,12 @@ class Analysis:
     configs: Configs
     """Config of each run, by arm and seed."""
     differences: list[ConfigDifference]
-    then: Analysis | None
+    then: "Analysis | None"
     """That of the next metric, with the comparisons that are made by it too; None where there are none."""
     is_first: bool
     """Whether it is that of the first metric, by which arms are chosen."""
 
-    def by_metric(self) -> Iterator[Analysis]:
+    def by_metric(self) -> Iterator["Analysis"]:
         """Yields this analysis and those of further metrics."""
         yield self
         yield from () if self.then is None else self.then.by_metric()

@@ -1,7 +1,5 @@
 """Facts of how the runs of an ablation were made, and checks of what their comparison assumes, by the run folders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -5,14 +5,12 @@ processes that share an ablation come to the same claims and the same runs, howe
 comparison that is open the seeds up to its next analysis are run, and none beyond.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -159,7 +157,7 @@ class ArmComparison:
         """p of a difference on the scale of the study's alpha, corrected for all comparisons and analyses."""
         return p_value(np.array(list(self.counted.values())), self.design)
 
-    def mirrored(self) -> ArmComparison:
+    def mirrored(self) -> Self:
         """Returns the comparison of the other with the arm."""
         differences = {seed: -value for seed, value in self.differences.items()}
         terms = {arm: -sign for arm, sign in self.terms.items()}

@@ -1,7 +1,5 @@
 """Configs of runs, as their folders have them, and how those of an ablation differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

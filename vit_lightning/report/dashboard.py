@@ -1,7 +1,5 @@
 """``lightning dashboard``: workspaces in W&B of runs or of an ablation."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The figure of an ablation's report, as one of matplotlib without a window and as SVG for a page."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 from typing import Any

@@ -4,8 +4,6 @@ Before the first analysis it is the mean over simulated studies by the same rule
 known; from then on the chance by which comparisons also end early (``Course.chance``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

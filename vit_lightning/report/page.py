@@ -1,7 +1,5 @@
 """The files of an ablation's report: a page that loads nothing else, a text, tables, figures, data for programs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Predictions of the test images, as runs have kept them: whether a result is theirs, and which images were right."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """The report of an ablation as plain data: analysed once, then written to files, the terminal and W&B."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from vit_lightning.report import tables

@@ -16,15 +16,13 @@ chapter 11), with ``HELD_BACK``. A comparison also ends where an answer has beco
 chapter 10 there); that makes no claim, and claims are as valid if it goes on all the same.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +141,7 @@ class Course:
     unlikely: Flags
     """Whether it is open and that has become unlikely."""
 
-    def mirrored(self) -> Course:
+    def mirrored(self) -> Self:
         """Returns the course of the opposite differences."""
         swapped = {name: self.claims[MIRRORED[name]] for name in self.claims}
         low, high, floor, ceiling = -self.high, -self.low, -self.ceiling, -self.floor

@@ -3,8 +3,6 @@
 The ledger reads it from the ablation's folder; the report is written from it.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -12,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from vit_lightning.config.files import word
 from vit_lightning.metric_facts import Goal, facts_of, goal_of
@@ -237,7 +235,7 @@ class Study:
         return {} if self.tuning is None else self.tuning.chosen.get(arm, {})
 
     @functools.cached_property
-    def next(self) -> Study | None:
+    def next(self) -> Self | None:
         """The study by its next metric, which has half of the level; None where there is none."""
         rules = self.compare
         if not rules.then:

@@ -1,7 +1,5 @@
 """The tables of an ablation's report, and how a table is written: Markdown, CSV."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Notation of metrics: fractions as percentages and points, others as they are."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 All of it describes; claims are made in ``sequential`` alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An ablation in words: verdicts and their next steps, the answer, what to do now, and what stands beside it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import shlex

@@ -3,8 +3,6 @@
 A checkpoint is the zip file of ``torch.save``, which has a checksum (CRC-32) of each of its records.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import warnings

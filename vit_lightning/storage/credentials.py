@@ -1,7 +1,5 @@
 """Keys and passwords: those of the environment are in no file of a run, and none that can be told goes to W&B."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

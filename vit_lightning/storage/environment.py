@@ -1,7 +1,5 @@
 """Environment of a run: versions, hardware, code and command."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """The run folder: locked by one process, with files that are complete or absent."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import errno

@@ -1,7 +1,5 @@
 """``metrics.jsonl`` and ``results.json`` of a run."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib

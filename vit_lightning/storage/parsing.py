@@ -1,7 +1,5 @@
 """YAML that may be anybody's, read strictly."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints as artifacts of W&B."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

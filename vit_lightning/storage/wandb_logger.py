@@ -1,7 +1,5 @@
 """Weights & Biases: Lightning's ``WandbLogger`` for a run folder; no fault of W&B ends a training."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The module wandb, its key, and artifacts of W&B as files to read."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

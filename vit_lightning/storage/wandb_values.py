@@ -1,7 +1,5 @@
 """Files of a run as values that W&B shows: tables, interactive plots, pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

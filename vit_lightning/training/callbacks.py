@@ -1,7 +1,5 @@
 """Callbacks of a run: seeds of steps, training time, learning rate, test predictions, progress bar."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random

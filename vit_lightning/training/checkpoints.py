@@ -1,7 +1,5 @@
 """Callback that writes checkpoints, and their contents besides Lightning's state."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The LightningModule: a network, its loss, its metrics and its optimizer."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping

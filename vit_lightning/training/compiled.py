@@ -1,7 +1,5 @@
 """Compiling by ``torch.compile``: network and loss as one graph on a GPU, a ViT block by block on a CPU."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

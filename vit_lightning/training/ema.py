@@ -4,8 +4,6 @@ Lightning's WeightAveraging validates the average but tests the trained weights,
 alone, and has no warm-up.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

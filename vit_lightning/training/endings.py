@@ -1,7 +1,5 @@
 """Ends of a training before its time: by a signal, after a checkpoint, or by a watchdog where it hangs."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import math

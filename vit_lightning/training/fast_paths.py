@@ -9,8 +9,6 @@ attention, and so does a GPU; both leave out what no head reads, and embed patch
 Shape letters: b images, n tokens, h heads, d head dimension; q queries, k keys, v values.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

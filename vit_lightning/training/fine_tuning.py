@@ -1,7 +1,5 @@
 """Parts of a network that are trained: its head on a frozen backbone, or low-rank adapters by the package peft."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings

@@ -5,8 +5,6 @@ Each that mends a behaviour names it and, behind "Proof", the test in
 tells that its function can go.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

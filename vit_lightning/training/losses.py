@@ -1,7 +1,5 @@
 """Losses of training, and distillation from a teacher (Touvron et al. 2021, DeiT, section 4)."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import math

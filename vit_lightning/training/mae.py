@@ -1,7 +1,5 @@
 """Pre-training without labels as a masked autoencoder."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

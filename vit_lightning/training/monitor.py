@@ -1,7 +1,5 @@
 """Callbacks that watch training: speed and gradients; loss, gradients and weights that are no longer finite."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Parameter groups, the optimizer, and the learning rate of each step."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Optimizers and schedules: LAMB, Lion, and Muon combined with AdamW; the learning rate as a function of the step."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Iterator

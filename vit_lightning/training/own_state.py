@@ -1,7 +1,5 @@
 """State with which a run resumes beside Lightning's own: attributes of callbacks and modules, hooks of a start."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 import sys

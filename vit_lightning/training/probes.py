@@ -1,7 +1,5 @@
 """Features of a network, and their nearest neighbours during training."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple

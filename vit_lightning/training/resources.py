@@ -1,7 +1,5 @@
 """Resources of a network on a machine: floating-point operations, memory, and the precision that is fast there."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import ctypes

@@ -1,7 +1,5 @@
 """Weights of one network fitted to another: new heads, resized positions, other channels and patches, no adapters."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import math

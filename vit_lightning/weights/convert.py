@@ -1,7 +1,5 @@
 """Reference checkpoints in and out: other people's weights in our ViT, and ours in theirs, exactly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

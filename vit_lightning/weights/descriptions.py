@@ -1,7 +1,5 @@
 """Fields of what lies beside weights about images and classes: each becomes a fact, says nothing, or is refused."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple

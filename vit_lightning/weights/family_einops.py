@@ -1,8 +1,6 @@
 """ViTs written with einops: lucidrains' vit-pytorch (ViT and SimpleViT, now and before), CRATE, whose code follows it,
 and the ViT of the einops tutorial, with both of its attentions, as written and corrected."""
 
-from __future__ import annotations
-
 from vit_lightning.sizes import pair, side
 from vit_lightning.weights.fields import Field, choice, height, word
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, PATCHES, Options, Shapes

@@ -1,7 +1,5 @@
 """transformers' ViT, DeiT, DINOv2 and DINOv3, in memory and on disk; the last two by the names of Meta too."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Google's ViTs in JAX: ``vision_transformer`` and ``big_vision``, their .npz files with slashes in the names."""
 
-from __future__ import annotations
-
 import re
 
 from vit_lightning.sizes import pair

@@ -1,8 +1,6 @@
 """timm's VisionTransformer with its distilled form, the older code that many copies of it come from, torchvision's ViT,
 and one whose encoder is ``nn.TransformerEncoder``."""
 
-from __future__ import annotations
-
 from vit_lightning.sizes import pair, side
 from vit_lightning.weights.fields import Field, choice, height, norm_choice, ratio, word_for
 from vit_lightning.weights.options import ATTENTION, FEED_FORWARD, Options

@@ -1,7 +1,5 @@
 """Arguments of other people's constructors and the options of ours that they set, as tables read in both directions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

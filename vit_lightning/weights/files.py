@@ -1,7 +1,5 @@
 """Weights from any place, a file, a folder or a name, read as tensors and plain data alone; and written to files."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

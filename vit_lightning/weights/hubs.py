@@ -1,7 +1,5 @@
 """Weights that other libraries fetch by name: timm's, torchvision's and those of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each family's own table of names, read backwards, turns its tensors into shapes 
 are read from those, whatever the family, and the family's table of arguments writes them as its config.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

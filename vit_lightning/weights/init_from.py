@@ -1,13 +1,11 @@
 """``init_from``: the weights that a run starts from, and the architecture that its model takes from them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -79,7 +77,7 @@ class InitialWeights:
     usual: str = ""
     source: Source | None = None
 
-    def described(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> InitialWeights:
+    def described(self, *, for_vit: bool = True, heads: Mapping[str, Any] | None = None) -> Self:
         """Returns the weights with their architecture.
 
         Args:

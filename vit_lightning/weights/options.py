@@ -5,8 +5,6 @@ Implementations of the same function have the same options: one layer or three f
 convolution or a matrix over patches.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Trained models by name: a run, a checkpoint or a file of weights becomes a network with its preprocessing."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """A family of reference models as tables: arguments of its constructor, and names and shapes of its tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -131,7 +129,7 @@ class Family:
     def defaults(self) -> Config:
         return {field.theirs: field.default for field in self.fields}
 
-    def recognise(self, tensors: Tensors) -> Reading | None:
+    def recognise(self, tensors: Tensors) -> "Reading | None":
         """Returns tensors as those of this family, by its names read backwards; None if it lacks half, or patches."""
         layout = self.find_layout({name: tuple(tensor.shape) for name, tensor in tensors.items()})
         defaults = {name: value for name, value in self.defaults.items() if value is not ...}

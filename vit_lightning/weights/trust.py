@@ -4,8 +4,6 @@ Importing a module runs it, and a class may do anything when it is made. What th
 comes with somebody's weights names those below, unless the user trusts the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import inspect

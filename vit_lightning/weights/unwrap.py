@@ -4,8 +4,6 @@ Each mapping of tensors in the file is tried under each prefix of its names; whe
 candidate. Averages come first, then those of which most are known. A network of no family is a mapping as a whole.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +48,7 @@ class _Candidate(NamedTuple):
     def has(self, word: re.Pattern[str]) -> bool:
         return any(map(word.fullmatch, self.place.split(".")))
 
-    def order(self, found: Sequence[_Candidate]) -> tuple[bool, bool, bool]:
+    def order(self, found: Sequence["_Candidate"]) -> tuple[bool, bool, bool]:
         """Returns how late it comes among others: averages first, a frozen teacher, losses and metrics last."""
         shapes = {(name, value.shape) for name, value in self.tensors.items()}
         students = (one for one in found if self.has(_TEACHER) and one.has(_STUDENT))
