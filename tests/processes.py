@@ -103,11 +103,7 @@ class Running:
     """A process whose output is kept; arguments as of :func:`start`, the environment by default this process's own."""
 
     def __init__(
-        self,
-        function: Callable[..., None],
-        *arguments: object,
-        folder: Path,
-        environment: dict[str, str] | None = None,
+        self, function: Callable[..., None], *arguments: object, folder: Path, environment: dict[str, str] | None = None
     ) -> None:
         self._outputs = tempfile.TemporaryDirectory()
         self._out, self._err = (Path(self._outputs.name) / name for name in ("out", "err"))

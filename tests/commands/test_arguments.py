@@ -52,10 +52,7 @@ def test_an_experiment_gets_the_flags_that_the_function_does_not_take():
     assert call.run() == (7, Path("new"), 5)
     with pytest.raises(UserError) as error:
         read_call("fit", measure, [*SMALL, "--rounds=many", "--model.dept=3"])
-    assert [text.split(":")[0] for text in error.value.problems] == [
-        "rounds=many must be an int",
-        "model.dept=3",
-    ]
+    assert [text.split(":")[0] for text in error.value.problems] == ["rounds=many must be an int", "model.dept=3"]
 
 
 def test_all_mistakes_are_named_at_once():

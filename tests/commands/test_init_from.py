@@ -111,10 +111,7 @@ def test_options_of_the_config_go_before_those_of_the_source(place, in_folder, c
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("named", "text"),
-    [("ab", ""), ("xy", ", new head: other classes"), ("", "")],
-)
+@pytest.mark.parametrize(("named", "text"), [("ab", ""), ("xy", ", new head: other classes"), ("", "")])
 def test_a_head_is_new_for_other_classes_and_facts_that_differ_are_told(named, text, place, in_folder):
     network = resolve(start(place, f"--init_from={place / 'run'}", "--data.image_size=16", root="two")).make_network()
     torch.save(network.state_dict(), "pytorch_model.bin")

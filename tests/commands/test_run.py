@@ -127,11 +127,7 @@ def test_fast_dev_run_leaves_nothing(in_folder):
 
 
 @pytest.mark.parametrize(
-    ("end", "warmup", "lr"),
-    [
-        ("max_steps=3", "epochs=0.7", 1e-3),
-        ("limit_train_batches=2", "steps=9", 5e-4),
-    ],
+    ("end", "warmup", "lr"), [("max_steps=3", "epochs=0.7", 1e-3), ("limit_train_batches=2", "steps=9", 5e-4)]
 )
 def test_a_warm_up_that_is_longer_than_the_training_ends_with_it_and_says_at_which_rate(
     in_folder, capsys, end, warmup, lr

@@ -93,10 +93,7 @@ def test_a_file_shadows_no_installed_module(in_folder, name):
 
 
 ERRORS = {
-    "a name": (
-        NET.replace("WIDTH)", "WIDE)", 1),
-        ["one/my_net.py, line 7: NameError: name 'WIDE'", "Flatten()"],
-    ),
+    "a name": (NET.replace("WIDTH)", "WIDE)", 1), ["one/my_net.py, line 7: NameError: name 'WIDE'", "Flatten()"]),
     "at import": (f"{NET}\nnnn.Linear(3)\n", ["one/my_net.py, line 9: NameError: name 'nnn'", "\n    nnn.Linear(3)"]),
     "a syntax": (NET.replace("):", ")", 1), ["one/my_net.py, line 5: SyntaxError: expected ':'", "\n    class Net"]),
     "another module": (
@@ -108,10 +105,7 @@ ERRORS = {
         f"{NET}    def forward(self, images):\n        return images.nope\n",
         ["one/my_net.py, line 9: AttributeError", "\n    return images.nope"],
     ),
-    "no such class": (
-        NET.replace("class Net", "class Nett"),
-        ["my_net.Net is not there (did you mean my_net.Nett?)"],
-    ),
+    "no such class": (NET.replace("class Net", "class Nett"), ["my_net.Net is not there (did you mean my_net.Nett?)"]),
 }
 
 

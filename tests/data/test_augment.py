@@ -24,13 +24,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
 # Vigna's splitmix64.c with seed 1234567
-PUBLISHED = [
-    6457827717110365317,
-    3203168211198807973,
-    9817491932198370423,
-    4593380528125082431,
-    16408922859458223821,
-]
+PUBLISHED = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
 
 
 def splitmix64(seed, number=0):
@@ -177,8 +171,7 @@ def test_bad_settings_are_named_at_once(made, named):
 
 @pytest.mark.parametrize("size", [(8, 8), (12, 20)])
 @pytest.mark.parametrize(
-    ("degrees", "factor", "right", "down"),
-    [(30, 1, 0, 0), (-20, 1.3, 0, 0), (0, 1, 2, -3), (15, 0.8, 1, 2)],
+    ("degrees", "factor", "right", "down"), [(30, 1, 0, 0), (-20, 1.3, 0, 0), (0, 1, 2, -3), (15, 0.8, 1, 2)]
 )
 def test_affine_equals_torchvision_for_fixed_parameters(size, degrees, factor, right, down):
     images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))

@@ -177,12 +177,7 @@ def test_row_13_a_run_goes_on_after_a_full_disk_as_if_it_had_not_been(tmp_path, 
 @pytest.mark.parametrize(
     ("faults", "flags", "code", "words"),
     [
-        (
-            "0:10:batch_start:FULL",
-            (),
-            2,
-            "last.ckpt was not written (File too large)",
-        ),
+        ("0:10:batch_start:FULL", (), 2, "last.ckpt was not written (File too large)"),
         ("0:32:train_end:FULL", EVERY_EIGHT, 2, "File too large"),
         pytest.param("0:32:test:FULL", EVERY_EIGHT, 2, "File too large", marks=pytest.mark.full),
         ("0:0:setup:BRIM", EVERY_EIGHT, 2, ""),  # the log takes no line either

@@ -14,12 +14,7 @@ from vit_lightning.cli import main
 from vit_lightning.commands.console import stage_line
 from vit_lightning.figures.curves import curves, save
 from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short
-from vit_lightning.figures.test_report import (
-    class_rows,
-    interval,
-    report_test,
-    wilson,
-)
+from vit_lightning.figures.test_report import class_rows, interval, report_test, wilson
 
 
 @pytest.mark.parametrize(("correct", "images"), [(0, 10), (10, 10), (7, 10), (445, 1000), (356, 360)])

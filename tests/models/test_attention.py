@@ -7,11 +7,7 @@ from timm import layers
 
 from vit_lightning import ViT
 from vit_lightning.errors import UserError
-from vit_lightning.models.attention import (
-    MultiHeadAttention,
-    RotaryAttention,
-    SeparateAttention,
-)
+from vit_lightning.models.attention import MultiHeadAttention, RotaryAttention, SeparateAttention
 from vit_lightning.models.positions import RotaryPositions
 
 

@@ -3,12 +3,7 @@ import pytest
 import torch
 
 from vit_lightning.errors import UserError
-from vit_lightning.models.positions import (
-    LearnedPositions,
-    RotaryPositions,
-    SinCos2dPositions,
-    sincos2d,
-)
+from vit_lightning.models.positions import LearnedPositions, RotaryPositions, SinCos2dPositions, sincos2d
 from vit_lightning.models.vit import ViT
 
 

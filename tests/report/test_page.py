@@ -424,13 +424,7 @@ def test_checks_find_what_would_spoil_a_comparison(tmp_path):
     assert "another seed than the plan" in checks_of(other)["arms differ only in what the plan names"].text
     texts = "\n".join(check.text for check in found.values())
     apart = "threads, and between arms: a difference may be that of hardware or versions"
-    for part in (
-        "checkpoint.monitor, trainer.max_epochs",
-        "test/acc selects",
-        "was 0.002",
-        "other test",
-        apart,
-    ):
+    for part in ("checkpoint.monitor, trainer.max_epochs", "test/acc selects", "was 0.002", "other test", apart):
         assert part in texts
 
 

@@ -6,13 +6,7 @@ import pytest
 from scipy import special, stats
 
 from vit_lightning.report import sequential
-from vit_lightning.report.sequential import (
-    Design,
-    at,
-    follow,
-    nominal_levels,
-    p_value,
-)
+from vit_lightning.report.sequential import Design, at, follow, nominal_levels, p_value
 
 DESIGN = Design(smallest_effect=1.0, alpha=0.05, comparisons=2, max_pairs=30)
 

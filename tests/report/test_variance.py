@@ -6,13 +6,7 @@ from fake_study import bare_study
 from scipy import stats
 
 from vit_lightning.report.comparisons import compare
-from vit_lightning.report.variance import (
-    components,
-    crossed_interval,
-    spread,
-    spread_p,
-    unlike_spreads,
-)
+from vit_lightning.report.variance import components, crossed_interval, spread, spread_p, unlike_spreads
 
 # Shrout & Fleiss 1979, table 2: six targets, four judges; mean squares 11.24, 32.49 and 1.02
 RATINGS = np.array([[9, 2, 5, 8], [6, 1, 3, 2], [8, 4, 6, 8], [7, 1, 2, 6], [10, 5, 6, 9], [6, 2, 4, 7]])

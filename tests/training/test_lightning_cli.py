@@ -69,12 +69,7 @@ def theirs(folder: Path, *flags: str) -> tuple[list[float], dict[str, torch.Tens
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"lr_scheduler": None, "optimizer": "torch.optim.NAdam"},
-    ],
-    ids=["cosine", "constant"],
+    "changed", [{}, {"lr_scheduler": None, "optimizer": "torch.optim.NAdam"}], ids=["cosine", "constant"]
 )
 def test_a_config_of_lightning_s_command_line_trains_the_same_weights(cli, changed):
     """Of LightningCLI itself: its learning rates epoch by epoch, and the class's own weight decay, of all weights."""

@@ -209,11 +209,7 @@ def test_what_a_callback_changes_at_the_end_is_kept_and_tested():
 
 @pytest.mark.parametrize(
     ("name", "attributes"),
-    [
-        ("Opaque", ["draw", "mean", "numbers", "recent", "torchs"]),
-        ("Stateful", []),
-        ("Noisy", ["Noise.draw"]),
-    ],
+    [("Opaque", ["draw", "mean", "numbers", "recent", "torchs"]), ("Stateful", []), ("Noisy", ["Noise.draw"])],
 )
 def test_attributes_that_no_checkpoint_holds_are_named_before_the_first_step(name, attributes):
     with warnings.catch_warnings(record=True) as said:

@@ -9,15 +9,7 @@ import torch
 from vit_lightning import ViT
 from vit_lightning.models import attention, crate, feed_forward, heads, patches, positions
 from vit_lightning.models.layers import LayerNorm, RMSNorm
-from vit_lightning.weights.options import (
-    ATTENTIONS,
-    FEED_FORWARDS,
-    POOLS,
-    POSITIONS,
-    TRAINING_ALONE,
-    build,
-    describe,
-)
+from vit_lightning.weights.options import ATTENTIONS, FEED_FORWARDS, POOLS, POSITIONS, TRAINING_ALONE, build, describe
 
 SMALL = {"image_size": 16, "patch_size": 4, "emb_size": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
 PARTS = {
