@@ -85,15 +85,8 @@ class Handler(BaseHTTPRequestHandler):
             self.keep(json.loads(body))
             self.reply({"limits": {}})
         else:
-            name = self.path.removeprefix("/upload/")
-            if self.command == "GET" and name in server.files:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(server.files[name])))
-                self.end_headers()
-                self.wfile.write(server.files[name])
-                return
             if self.path.startswith("/upload/"):
-                server.files[name] = body
+                server.files[self.path.removeprefix("/upload/")] = body
             self.reply({})
 
     do_GET = do_POST = do_PUT = do_HEAD = answer
@@ -153,31 +146,6 @@ class Handler(BaseHTTPRequestHandler):
             return {"commitArtifact": {"artifact": {"id": found["id"], "digest": found["digest"]}}}
         if name == "ArtifactByID":
             return {"artifact": self.artifact(int(asked["id"]))}
-        if name == "ArtifactMembershipByName":
-            return {"project": {"artifactCollectionMembership": self.membership(asked["name"])}}
-        if name == "FetchArtifactManifest":
-            url = f"{server.url}/upload/{asked['id']}/wandb_manifest.json"
-            return {"artifact": {"currentManifest": {"file": {"directUrl": url}}}}
-        if name == "GetArtifactMembershipFileUrls":
-            number = self.membership(f"{asked['collection']}:{asked['alias']}")["artifact"]["id"]
-            names = [file.partition("/")[2] for file in server.files if file.startswith(f"{number}/")]
-            files = [{"name": file, "directUrl": f"{server.url}/upload/{number}/{file}"} for file in names]
-            edges = [{"node": {"__typename": "File", **file}} for file in files if "manifest" not in file["name"]]
-            page = {"__typename": "PageInfo", "endCursor": None, "hasNextPage": False}
-            found = {"files": {"pageInfo": page, "edges": edges}}
-            return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", "artifactMembership": found}}}
-        return None
-
-    def membership(self, name: str) -> dict[str, Any] | None:
-        collection, _, alias = name.partition(":")
-        for number, sent in reversed([*enumerate(self.server.artifacts)]):
-            aliases = [each["alias"] for each in sent.get("aliases") or []]
-            if sent["artifactCollectionName"] == collection and alias in ("latest", f"v{number}", *aliases):
-                found = self.artifact(number)
-                place = {key: found["artifactSequence"][key] for key in ("__typename", "name", "project")}
-                shared = {"versionIndex": number, "createdAt": found["createdAt"], "aliases": []}
-                kind = {"__typename": "ArtifactCollectionMembership", "id": "m"}
-                return {**kind, **shared, "artifactCollection": place, "artifact": found}
         return None
 
     def artifact(self, number: int) -> dict[str, Any]:

@@ -224,13 +224,6 @@ def test_what_timm_alone_knows_is_not_guessed(lacks, tmp_path, monkeypatch):
     assert given.predict(IMAGES)
 
 
-@pytest.mark.parametrize(("crop_pct", "size"), [(0.9, 48), (0.95, 64), (0.875, 24)])
-def test_another_size_is_prepared_as_by_timm(crop_pct, size, tmp_path):
-    train_py(tmp_path, crop_pct=crop_pct)
-    (resize, *_) = timm.data.create_transform((3, size, size), crop_pct=crop_pct).transforms
-    assert load(tmp_path / "model_best.pth.tar", image_size=size).resize == resize.size
-
-
 NAMED = {
     "class_to_idx": {"d": 0, "b": 1, "a": 2, "c": 3},
     "idx_to_class": {0: "d", 1: "b", 2: "a", 3: "c"},
@@ -625,17 +618,6 @@ def test_a_network_of_no_family_keeps_its_mean_and_a_head_of_two_layers(tmp_path
     state = {"mean": MEAN, "body.weight": torch.ones(4, 4), "head.0.weight": MEAN, "head.2.weight": STD}
     torch.save({**state, "loss_fn.weight": STD}, tmp_path / "a.pth")
     assert read_weights(tmp_path / "a.pth").tensors.keys() == state.keys()
-
-
-def test_of_a_backbone_with_a_classifier_of_two_layers_the_backbone_is_read(tmp_path):
-    network = timm.create_model("vit_small_patch14_dinov2", **SMALL, num_classes=0)
-    state = {f"transformer.{name}": value for name, value in network.state_dict().items()}
-    head = {f"classifier.{layer}.{kind}": torch.ones(32) for layer in (0, 2) for kind in ("weight", "bias")}
-    torch.save({**state, **head}, tmp_path / "a.pth")
-    found = load(tmp_path / "a.pth", config={"num_attention_heads": 2})
-    batch = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(found.network(batch), network(batch), rtol=0, atol=1e-5)
-    assert "beside the network: classifier.0.weight, classifier.0.bias" in read_weights(tmp_path / "a.pth").notes[0]
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,8 @@ In float64, forward and backward, from the tensors in a file of which nobody say
 """
 
 import copy
-import json
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +21,6 @@ from torch import nn
 from torchvision.models.vision_transformer import VisionTransformer as TorchvisionViT
 
 from vit_lightning import load
-from vit_lightning.cli import main
 from vit_lightning.config.networks import network_in_file
 from vit_lightning.weights import FAMILIES, from_reference, to_reference
 from vit_lightning.weights.convert import WRITTEN
@@ -354,13 +351,3 @@ def test_files_of_meta_load_without_being_named(make, more, tmp_path):
         tokens = network.forward_features(batch)
         torch.testing.assert_close(tokens, output_of(peer, batch, tokens=True), rtol=0, atol=atol)
         assert torch.equal(network(batch), tokens[:, 0])
-
-
-def test_neighbours_run_on_dinov3(in_folder):
-    dinov3({**HF, **REGISTERS, "image_size": 8, "intermediate_size": 40}).save_pretrained("dino")
-    probes = '[{"class_path": "KNNProbe"}]'
-    flags = ["--data=Digits", "--init_from=dino", "--reset_head=true", "--freeze=backbone", "--trainer.max_epochs=1"]
-    flags += [f"--trainer.callbacks={probes}", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
-    assert main(["fit", *flags, "--test=false", "--wandb.mode=disabled", "--out=probed"]) == 0
-    assert "val/knn_acc" in json.loads(Path("probed/results.json").read_text())
-    assert load("probed").network.encoder[1].attention.fn.attention.num_heads == 2

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
@@ -56,14 +57,8 @@ def test_safetensors_shards_and_npz(tmp_path):
     index = {"weight_map": {name: f"{name}.safetensors" for name in WEIGHTS}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text('{"model_type": "vit"}')
-    (folder / "preprocessor_config.json").write_text(
-        '{"image_mean": [0.1, 0.2, 0.3], "size": {"shortest_edge": 32}, "crop_size": 24}'
-    )
-    file = read_weights(folder)
-    check(file)
+    check(file := read_weights(folder))
     assert file.config == {"model_type": "vit"}
-    view = {"mean": [0.1, 0.2, 0.3], "image_size": (24, 24), "centre_share": 0.75}
-    assert file.view == {**view, "std": [0.5] * 3, "resize": 32, "interpolation": "fast_bilinear"}
 
     sixteen = WEIGHTS["head.bias"].view(torch.int16).numpy().view("V2")  # as JAX saves bfloat16
     for save in (np.savez, np.savez_compressed):
@@ -236,6 +231,22 @@ def test_a_repository_of_the_hub_without_a_network(tmp_path, monkeypatch):
     (kept / "snapshots" / commit).mkdir(parents=True)
     save_file(WEIGHTS, kept / "snapshots" / commit / "model.safetensors")
     check(read_weights("hf-hub:own/vit"))
+
+
+def test_an_artifact_of_wandb_is_read_from_its_folder(in_folder, trained, monkeypatch):
+    """As ``wandb.log_model`` of a run makes it: a checkpoint at its place in a run folder."""
+    asked: list[str] = []
+
+    def download(root: str) -> None:
+        shutil.copytree(trained[0], root, ignore=shutil.ignore_patterns("last*", "previous*"), dirs_exist_ok=True)
+
+    artifact = SimpleNamespace(digest="a1b2==", download=download)
+    api = SimpleNamespace(artifact=lambda name: asked.append(name) or artifact)
+    monkeypatch.setattr("wandb.Api", lambda timeout: api)
+    found, whole = read_weights("wandb:me/digits/model-1:best").tensors, read_weights(trained[0]).tensors
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
+    assert ({*asked}, [*in_folder.rglob("wandb-a1b2")] != []) == ({"me/digits/model-1:best"}, True)
 
 
 def test_a_weight_that_is_an_array_of_numpy_is_refused_and_not_left_out(tmp_path):

@@ -69,6 +69,16 @@ def test_no_door_imports_what_a_file_names(door, foreign, trained, capsys):
     assert not Path("harmed").exists()
 
 
+def test_hyper_parameters_of_a_checkpoint_build_nothing(foreign, trained):
+    """They are not read: its weights and its config are all that is needed."""
+    nested = {"_instantiator": "foreign_part.Thing", "_class_path": foreign, "network": {"class_path": foreign}}
+    hyper = {"hyper_parameters": nested, "datamodule_hyper_parameters": nested, "hparams_name": "kwargs"}
+    AtomicCheckpointIO().save_checkpoint({**read_checkpoint(trained[0] / "checkpoints/best.ckpt"), **hyper}, "a.ckpt")
+    assert main(["test", "--ckpt=a.ckpt"]) == 0
+    assert main(["fit", *SMALL, "--init_from=a.ckpt", "--print_config"]) == 0
+    assert not Path("harmed").exists()
+
+
 @pytest.mark.parametrize("form", ["beside", "inside a checkpoint of a plain Trainer"])
 def test_descriptions_of_weights_import_nothing(form, foreign):
     config, weights = {"model": {"class_path": foreign}}, {"x": torch.zeros(1)}
