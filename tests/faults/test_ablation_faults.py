@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import harness
@@ -373,49 +371,6 @@ def test_an_arm_that_cannot_be_timed_is_named_before_any_run(in_arms):
     with pytest.raises(UserError) as caught:
         read_plan(Path("plan.yaml"))
     assert "compare.equal=time: trainer.max_time ends a schedule before its time (leave it out)" in str(caught.value)
-    stops = [{"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss"}}]
-    write_plan(in_arms, {"good": {}, "bad": {"trainer.callbacks": stops}}, equal="time")
-    with pytest.raises(UserError) as caught:
-        read_plan(Path("plan.yaml"))
-    assert [problem.partition(": ")[2] for problem in caught.value.problems] == [
-        "arm bad: compare.equal=time: EarlyStopping ends a schedule before its time (leave it out)"
-    ]
-
-
-@pytest.mark.full
-def test_kills_while_steps_are_timed_and_after_it_leave_one_timing_for_all(in_arms):
-    long = [{"class_path": "ablation_arms.Sleeps", "init_args": {"seconds": 0.06}}]
-    write_plan(in_arms, {"short": {}, "long": {"trainer.callbacks": long}}, equal="time")
-    pretend("plan.yaml", "out", "long-seed0", "short-seed0")
-    timed = Path("out/ledger/timing.json")
-
-    def start() -> BaseProcess:
-        return harness.start(in_arms, *command("out", workers=1))
-
-    def owners() -> list[int]:
-        return [json.loads(path.read_text())["pid"] for path in sorted(Path("out/ledger/timing").glob("*.claim"))]
-
-    def kill_when(happened: Callable[[], bool]) -> None:
-        """Kills the process that times, or has, once something has happened."""
-        until = time.monotonic() + 100.0
-        while not happened():
-            assert time.monotonic() < until, harness.log(in_arms)[-3000:]
-            time.sleep(0.005)
-        workers.pop(owners()[-1]).kill()
-
-    workers = {process.pid: process for process in (start(), start())}
-    kill_when(lambda: len(owners()) == 1)
-    assert not timed.exists()
-    kill_when(lambda: len(owners()) == 2 and timed.exists())
-    assert not [*Path("out/runs").glob("*/metrics.jsonl")], "it was killed before the first run"
-    kept = timed.read_bytes()
-    both = start(), start()
-    for process in both:
-        process.join(100)
-        assert process.exitcode == 0, harness.log(in_arms)[-3000:]
-    assert (len(owners()), timed.read_bytes()) == (2, kept)
-    steps = {run.arm: run.results["steps"] for run in read_study(Path("out")).runs if run.seed == 0}
-    assert steps == {arm: one["steps"] for arm, one in json.loads(kept).items()}
 
 
 @pytest.mark.parametrize("validations", [0, 1, 3, 30])

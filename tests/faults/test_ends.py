@@ -145,36 +145,6 @@ def test_row_08_to_10_a_signal_or_a_kill_at_a_point_of_a_run(tmp_path, wholes, f
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_row_09_twenty_signals_to_the_group_at_random_moments(tmp_path, wholes, workers, ranks):
-    flags = setting(workers, ranks)
-    whole, seconds = wholes(flags)
-    draw, slowest, count, tried, finished = random.Random(10 * workers + ranks), 0.0, 0, 0, 0
-    while count < 20:
-        number, folder = list(CODES)[count % 3], tmp_path / str(tried)
-        tried += 1
-        process = begin(folder, *flags, fault="0:*:batch_start:SLEEP,0:*:val:SLEEP")
-        while os.getpgid(process.pid) != process.pid:
-            time.sleep(0.001)
-        process.join(draw.uniform(0.0, seconds))
-        if process.exitcode is not None:  # it had ended before
-            continue
-        os.killpg(process.pid, number)
-        signalled = time.monotonic()
-        code = ended(process, 15)
-        slowest = max(slowest, time.monotonic() - signalled)
-        has_finished = bool(read_results(folder / "run"))  # and was about to end
-        assert code == CODES[number] or (code == 0 and has_finished), harness.log(folder)
-        finished += has_finished
-        is_whole(folder, code)
-        go_on(folder, whole, flags)
-        count += 1
-    last = f"{finished} of them to a finished run"
-    print(f"{workers} workers, {ranks} ranks: {count} signals, {last}, the slowest end took {slowest:.1f} s")
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("who", "seconds"), [*((who, seconds) for who in WHO for seconds in (0.5, 2.0, 4.0)), ("group", 6.0)]
 )

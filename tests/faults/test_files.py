@@ -38,6 +38,7 @@ def elsewhere(tmp_path):
     shutil.rmtree(folder)
 
 
+@pytest.mark.full
 def test_row_06_ten_kills_while_a_checkpoint_is_written(tmp_path, elsewhere):
     """Each leaves a newest checkpoint that can be read, not older than any before, and no file elsewhere.
 
