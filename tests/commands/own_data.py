@@ -22,15 +22,6 @@ class Reversed(Dataset):
         return Image.open(self.files[index]), self.classes.index(self.files[index].parent.name)
 
 
-class Levels(Reversed):
-    def __init__(self, split="train", fine=True):
-        super().__init__(split)
-        self.classes = ["owl", "dog", "cat"] if fine else ["bird", "pet", "beast"]
-
-    def __getitem__(self, index):
-        return Image.open(self.files[index]), 0
-
-
 class Numbered(Reversed):
     classes = None
 

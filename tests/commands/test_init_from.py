@@ -193,37 +193,6 @@ def test_the_configs_that_start_from_a_model_take_a_folder_of_images_and_their_s
     assert experiment.config["model"]["init_args"]["emb_size"] == 64
 
 
-def test_heads_that_were_assumed_are_said_at_the_start_of_a_run(place, in_folder, capsys):
-    sizes = {"image_size": 16, "patch_size": 4, "depth": 1, "num_classes": 2, "pool": "mean"}
-    torch.save(ViT(emb_size=64, num_heads=2, **sizes).state_dict(), "bare.pth")
-    flags = start(place, "--init_from=bare.pth", "--data.image_size=16", "--trainer.fast_dev_run=true", root="two")
-    assumed = "1 head: 64 channels for each were assumed"
-    assert main(["fit", *flags]) == 0
-    said = capsys.readouterr().out
-    assert f"{assumed} (width 64, 1 block); the weights do not tell, and --model.num_heads=... gives others" in said
-    for given in ("--model.num_heads=2", "--model.preset=Ti/4"):
-        assert main(["fit", *flags, given]) in (0, 2)  # of another width
-        text = capsys.readouterr()
-        assert "heads" not in text.out
-
-
-def test_weights_of_timm_become_a_vit_or_stay_timm_s(place, in_folder):
-    given = {"patch_size": 4, "embed_dim": 64, "depth": 1, "num_heads": 1}
-    theirs = timm.models.VisionTransformer(img_size=16, num_classes=7, **given).eval()
-    torch.save(theirs.state_dict(), "theirs.pth")
-    flags = start(place, "--init_from=theirs.pth", "--data.image_size=8")
-    experiment = resolve(flags)
-    network = experiment.make_network()
-    first = first_weights("theirs.pth", network, "bicubic")
-    assert first.family == "timm"
-    assert first.adapted.sentence().endswith("positions 4x4 -> 2x2 bicubic, new head (7 -> 3 classes)")
-    model = [f"--model.{name}={value}" for name, value in given.items()]
-    named = resolve([*flags, "--model=timm.create_model", "--model.model_name=vit_tiny_patch16_224", *model])
-    by_name = first_weights("theirs.pth", named.make_network(), "bicubic")
-    assert by_name.adapted.resized == {"pos_embed": "positions 4x4 -> 2x2 bicubic"}
-    assert set(by_name.adapted.new) == {"head.weight", "head.bias"}
-
-
 @pytest.mark.parametrize(("command", "how"), [("test", "bicubic"), ("predict", "bilinear")])
 def test_a_trained_model_is_measured_at_another_size(command, how, place, in_folder, capsys):
     files = [str(place / "three/test/c")] if command == "predict" else []

@@ -1,29 +1,20 @@
-"""A trained model in Python and by ``lightning predict`` and ``embed``: the same numbers, from images of every kind."""
+"""A trained model in Python and by ``lightning predict`` and ``embed``: the same numbers."""
 
 import csv
-import json
 import random
-import re
-import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import timm
 import torch
-from lightning.pytorch import LightningModule
 from PIL import Image
 from runs import SMALL
-from tensors import randomise, write_images
-from torchvision import models
+from tensors import write_images
 
 from vit_lightning import Digits, UserError, load
 from vit_lightning.cli import main
-from vit_lightning.commands import trained
 from vit_lightning.data.image_files import data_of_files, find_images
 from vit_lightning.storage.checkpoint_files import read_checkpoint
-from vit_lightning.weights.hubs import LIBRARIES
 
 NAMES = ("dog, wet", "ä cat", "🦊")
 
@@ -84,10 +75,8 @@ def test_predictions_are_those_of_the_command_and_of_the_same_images_of_the_test
     assert before[0].equal(torch.get_rng_state())
     assert before[1] == random.getstate()
     assert sorted(path.name for path in in_folder.iterdir()) == ["out", "split"]
-    averaged = read_checkpoint(run / "checkpoints/best.ckpt")
-    state = averaged["state_dict"]
+    state = read_checkpoint(run / "checkpoints/best.ckpt")["state_dict"]
     assert all(torch.equal(value, state[f"network.{name}"]) for name, value in model.network.state_dict().items())
-    assert any(not torch.equal(value, state[f"network.{name}"]) for name, value in averaged["ema"]["trained"].items())
     (photos / "away").rename(photos / "images")
     assert (model.class_names, model.centre_share, model.image_size) == ([*NAMES], 0.75, (16, 16))
 
@@ -162,76 +151,6 @@ def test_features_of_the_test_images_of_a_run(photos, in_folder, capsys):
     assert not Path("c.npz").exists()
 
 
-def read(path: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
-
-
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory):
-    """A folder with images of digits of many kinds, of which the ninth is damaged and another one hidden."""
-    folder = tmp_path_factory.mktemp("kinds")
-    images = Digits().dataset("test").images[:9, 0].numpy()
-    modes = {"1.png": "L", "2.png": "RGB", "3.png": "RGBA", "4.gif": "P", "5.tiff": "L", "6.bmp": "L", "7.webp": "RGB"}
-    for (name, mode), image in zip(modes.items(), images, strict=False):
-        lossless = {"lossless": True} if name.endswith("webp") else {}
-        Image.fromarray(image).convert(mode).save(folder / name, **lossless)
-    Image.fromarray(images[7].astype(np.uint16) * 257).save(folder / "8.png")
-    (folder / "9.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more than this")
-    (folder / ".10.png").write_bytes(b"hidden")
-    return folder
-
-
-def test_any_kind_of_image_is_read_and_a_damaged_one_is_named(trained, kinds, in_folder, capsys):
-    assert main(["predict", f"--ckpt={trained[0]}", "--out=split"]) == 0
-    images = [str(file) for file in sorted(kinds.iterdir()) if file.name[0] in "12345678"]
-    assert main(["predict", f"--ckpt={trained[0]}", *images, "--out=said"]) == 0
-    said, split = read("said/predictions.csv"), read("split/predictions.csv")[:8]
-    assert [Path(row["file"]).name[0] for row in said] == list("12345678")
-    for one, other in zip(split, said, strict=True):
-        assert "class_5" in other
-        assert other["class_1"] == one["prediction"]
-        assert float(other["probability_1"]) == pytest.approx(float(one["probability"]), abs=2e-6)
-    assert main(["predict", f"--ckpt={trained[0]}", str(kinds), "--out=all"]) == 2
-    assert re.search(r"lightning predict: .*9\.jpg: damaged image", capsys.readouterr().err)
-    assert not Path("all").exists()
-
-
-def test_models_of_others_say_what_load_says(in_folder, monkeypatch, capsys):
-    """A file of weights, a folder, and models of libraries, without the weights that these would fetch."""
-    warnings.simplefilter("ignore", UserWarning)
-    write_images(Path("images"), 3, size=(40, 50))
-    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2, "num_classes": 3}
-    torch.save(randomise(timm.models.VisionTransformer(**sizes), scale=0.1).state_dict(), "a.pth")
-    timm_s = {"vit_tiny_patch16_224": randomise(timm.create_model("vit_tiny_patch16_224"), scale=0.1)}
-    cards = {name: {"architecture": name, "pretrained_cfg": dict(timm_s[name].pretrained_cfg)} for name in timm_s}
-    monkeypatch.setitem(LIBRARIES, "timm", lambda name: (timm_s[name], cards[name]))
-    get = models.get_model
-    monkeypatch.setattr(models, "get_model", lambda name, weights: randomise(get(name), scale=0.1))
-    facts = {"num_heads": 2, "mean": [0.4, 0.5, 0.6], "std": [0.25, 0.25, 0.25], "class_names": ["cat", "dog", "fox"]}
-    names = ("exported", "timm:vit_tiny_patch16_224", "torchvision:squeezenet1_1")
-    given = {"a.pth": facts, **{name: {} for name in names}}
-    assert main(["export", "--ckpt=a.pth", "--out=exported", f"--config={json.dumps(facts)}"]) == 0
-    for number, (place, config) in enumerate(given.items()):
-        flags = [f"--config={json.dumps(config)}"] if config else []
-        assert main(["predict", "--ckpt", place, "images", *flags, "--top_k=3", f"--out={number}"]) == 0, place
-        expected = load(place, config=config).predict("images")
-        for row, one in zip(read(f"{number}/predictions.csv"), expected, strict=True):
-            assert [row["file"], *(row[f"class_{n}"] for n in (1, 2, 3))] == [one.file, *one.classes[:3]], place
-            assert float(row["probability_1"]) == pytest.approx(one.probabilities[0], abs=1e-5)
-    said = capsys.readouterr().out
-    assert "warning     tensors do not tell all" in said
-    assert "64 channels for each were assumed" not in said, "they are given"
-    Path("no.safetensors").write_bytes(b"x")
-    for place in ("timm:vit_tiny_patch16_224", "a.pth", "exported"):
-        flags = [f"--config={json.dumps(facts)}"] if place == "a.pth" else []
-        assert main(["predict", "--ckpt", place, *flags]) == 2
-        way_out = f"give --config with data (lightning predict --ckpt {place} IMAGES takes it"
-        assert f"ckpt={place} is no run, whose images are known: {way_out}" in capsys.readouterr().err
-    for place in ("no.safetensors", "images"):
-        assert main(["predict", "--ckpt", place]) == 2
-        assert "is no run" not in capsys.readouterr().err
-
-
 def test_what_a_checkpoint_says_of_its_images_names_no_class():
     checkpoint = {"test_view": {**Digits().test_view(), "class_path": "torch.nn.Linear"}}
     assert data_of_files("run", checkpoint)["class_path"] == "vit_lightning.ImageFiles"
@@ -256,16 +175,6 @@ def test_named_files_come_once_in_their_order(tmp_path):
     ]
     with pytest.raises(UserError, match="no such file"):
         find_images([tmp_path / "z"])
-
-
-def test_a_predict_step_that_gives_no_probabilities_is_refused(monkeypatch):
-    """PL#7144."""
-    trainer = SimpleNamespace(predict=lambda *arguments, **others: [torch.ones(2, 3)], callbacks=[])
-    monkeypatch.setattr(trained, "load_trained", lambda experiment: (LightningModule(), None, []))
-    monkeypatch.setattr(trained, "make_trainer", lambda *arguments: trainer)
-    experiment = SimpleNamespace(make_trainer_arguments=dict, data=None)
-    with pytest.raises(UserError, match=r"predict_step of LightningModule returns Tensor \(leave it out"):
-        trained._run_network(experiment, Path(), {})
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 1294), ("val", 143), ("test", 360)])

@@ -134,14 +134,6 @@ def test_a_validation_needs_no_other_split_and_a_training_its_own(control, capsy
     assert "data.root=there has images of val, none of train (ln -s FOLDER there/train" in capsys.readouterr().err
 
 
-def test_a_table_of_test_images_alone_is_tested(control, capsys):
-    write_parquet(Path("hf/test.parquet"), Path("images/test"))
-    found = measure("--data=HuggingFaceSet", "--data.path=hf")
-    assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-6)
-    assert main(["validate", "--ckpt=run", "--data=HuggingFaceSet", "--data.path=hf"]) == 2
-    assert "data.path=hf has images of test, none of val or train" in capsys.readouterr().err
-
-
 def test_other_class_folders_without_splits_are_tested_as_a_whole(control, capsys):
     found = measure("--data.root=images/test")
     assert found["test/loss"] == pytest.approx(control["test/loss"], abs=1e-6)

@@ -93,12 +93,6 @@ def test_a_lightning_module_of_its_own_kind_runs_predicts_and_shows_its_errors(l
 QUICK = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=3", "--trainer.accelerator=cpu")
 
 
-def test_a_data_module_of_the_same_file_trains_too(project):
-    flags = ("--config=project/exp.yaml", "--data.class_path=parts.Batches")
-    assert main(["fit", *flags, *QUICK, "--out=run"]) == 0
-    assert {"val/acc", "test/acc"} <= set(read_results(Path("run")))
-
-
 def test_a_network_a_classifier_and_data_beside_the_config_are_used_from_another_folder(project, monkeypatch):
     (project / "away").mkdir()
     monkeypatch.chdir(project / "away")

@@ -202,10 +202,11 @@ def test_a_stopped_run_continues_to_the_pictures_and_numbers_of_one_that_was_not
     assert len(files[0]) == 4 * 2
 
 
-def test_resuming_what_is_done_does_nothing(results):
+def test_resuming_what_is_done_does_nothing_and_changes_are_refused(results):
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
     assert main(["fit", "--resume", "out"]) == 0
     assert fit(read_run(Path("out"))) == results
+    assert main(["fit", "--resume=out", "--optimizer.lr=1", "--allow-config-change=optimizer.lr"]) == 2
     assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
 
 
@@ -303,12 +304,6 @@ def test_a_config_remembers_what_it_was_and_a_group_allows_its_own_keys_alone(tm
     with pytest.raises(UserError) as caught:
         refuse_changes({"optimizer.lr": (1, 2), "optimizers": (1, 2)}, ["optimizer"], path)
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["optimizers"]
-
-
-def test_a_run_that_is_over_takes_no_changes(results):
-    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
-    assert main(["fit", "--resume=out", "--optimizer.lr=1", "--allow-config-change=optimizer.lr"]) == 2
-    assert before == {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(

@@ -71,34 +71,6 @@ class Stateful(Callback):
         scale(pl_module, 1 - 0.01 * (self.count % 3))
 
 
-class Halving(Callback):
-    """Has its arguments in its state; one of them is changed by training."""
-
-    def __init__(self, start: float, every: int):
-        self.start, self.every = start, every
-
-    def state_dict(self):
-        return {"start": self.start, "every": self.every}
-
-    def load_state_dict(self, state):
-        vars(self).update(state)
-
-    def on_train_batch_end(self, trainer, pl_module, *others):
-        self.start /= 2
-        pl_module.log_dict({"start": self.start, "every": float(self.every)})
-
-
-class Counting(Callback):
-    """Counts batches in an attribute."""
-
-    def __init__(self, name: str):
-        self.name, self.count = name, 0
-
-    def on_train_batch_end(self, trainer, pl_module, *others):
-        self.count += 1
-        pl_module.log(self.name, float(self.count))
-
-
 def stopping(patience: int):
     return EarlyStopping("val/loss", 9, patience)
 
@@ -240,15 +212,6 @@ class Partial(Late):
         return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "average" not in name}
 
 
-class Filled(Configured):
-    def on_save_checkpoint(self, checkpoint):
-        for name in ("average.weight", "average.bias"):
-            del checkpoint["state_dict"][name]
-
-    def on_load_checkpoint(self, checkpoint):
-        checkpoint["state_dict"] = {**self.state_dict(), **checkpoint["state_dict"]}
-
-
 class Rated(Logging):
     def __init__(self, lr: float = 0.1, every: int = 5, kind: str = ""):
         super().__init__()
@@ -260,11 +223,6 @@ class Rated(Logging):
         makers = {
             "step": lambda: schedules.StepLR(sgd, self.every, 0.5),
             "warm": lambda: schedules.LambdaLR(sgd, lambda step: min(1, (step + 1) / self.every)),
-            "late": lambda: schedules.LambdaLR(sgd, lambda step: float(step >= self.every)),
-            "rising": lambda: schedules.LinearLR(sgd, self.every / 10, total_iters=3),
-            "two": lambda: schedules.SequentialLR(
-                sgd, [schedules.ConstantLR(sgd, 0.5, 10), schedules.StepLR(sgd, 1, 0.5)], [self.every]
-            ),
         }
         return [sgd], [{"scheduler": makers[self.kind](), "interval": "step"}] if self.kind else []
 

@@ -5,7 +5,6 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -70,51 +69,20 @@ def test_best_is_the_first_best_and_last_the_end(tmp_path, mode, best_step):
 
 
 class Writes(Callback):
-    """Remembers when checkpoints are written: (completed batches, in the last batch, accumulating)."""
+    """Remembers after which batches of an epoch checkpoints are written."""
 
     def __init__(self) -> None:
-        self.moments: list[tuple[int, bool, bool]] = []
-        self.in_last_batch: list[dict[str, Any]] = []
-        self._in_batch = False
-
-    def on_train_batch_start(self, *_):
-        self._in_batch = True
-
-    def on_train_epoch_end(self, *_):
-        self._in_batch = False
+        self.moments: list[int] = []
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        progress = trainer.fit_loop.epoch_loop.batch_progress
-        accumulating = trainer.fit_loop._should_accumulate()
-        self.moments.append((progress.current.ready, self._in_batch and progress.is_last_batch, accumulating))
-        if self.moments[-1][1]:
-            self.in_last_batch.append(checkpoint)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-@pytest.mark.parametrize("val_check_interval", [1.0, 0.4])
-def test_nothing_is_written_while_gradients_accumulate_and_in_an_epoch_s_last_batch_only_as_of_its_validation(
-    tmp_path, accumulate, val_check_interval
-):
-    writes = Writes()
-    config = CheckpointConfig(every_n_steps=1, monitor="none", mode="max")
-    arguments = {"accumulate_grad_batches": accumulate, "val_check_interval": val_check_interval}
-    fit(tmp_path, writes, config=config, **arguments)
-    assert len(writes.moments) >= 3
-    assert not any(accumulating for _, _, accumulating in writes.moments)
-    assert len(writes.in_last_batch) == (3 if val_check_interval == 1.0 else 0)  # the other has none at its end
-    for checkpoint in writes.in_last_batch:
-        assert checkpoint["before_validation"]
-        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
-        assert progress["completed"] == progress["ready"] == 7
-    assert all(ready % accumulate == 0 or ready == 7 for ready, _, _ in writes.moments)
+        self.moments.append(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
 
 
 def test_last_is_written_at_the_end_of_some_epochs_alone(tmp_path):
     writes = Writes()
     config = CheckpointConfig(every_n_epochs=2, monitor="none", mode="max")
     fit(tmp_path, writes, config=config, max_epochs=5, limit_val_batches=0)
-    assert [ready for ready, _, _ in writes.moments] == [0, 7, 7, 7]  # the trial, two epochs, the end
+    assert writes.moments == [0, 7, 7, 7]  # the trial, two epochs, the end
 
 
 def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):

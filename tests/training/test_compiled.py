@@ -8,9 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from runs import SMALL
-from torch import nn
 from torch._dynamo.utils import counters
 
 from vit_lightning import (
@@ -200,25 +198,6 @@ def test_a_process_that_has_met_nothing_compiles_a_step_once(monkeypatch):
     for _ in range(3):
         step_of(module, (torch.randn(4, 3, 8, 8), torch.arange(4) % 3))
     assert counters["stats"]["unique_graphs"] == 1
-
-
-class ByName(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, pixels, part=0.0):
-        return self.layer(pixels) + part
-
-
-def test_a_part_of_the_user_s_own_is_called_by_names():
-    module = LightningModule()
-    module.network = ByName()
-    images = torch.randn(4, 3)
-    expected = {count: module.network(images[:count]) for count in (4, 1)}
-    assert compile_module(module, 4, CPU, backend="eager") == [module.network]
-    for count in expected:
-        assert torch.equal(module.network(pixels=images[:count], part=0.0), expected[count])
 
 
 def test_drop_path_of_a_compiled_block_drops_as_often():

@@ -92,19 +92,6 @@ def test_the_others_are_those_of_torch_and_timm(name, settings, reference, more,
     assert_same(mine, theirs, tolerance)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "muon", "sgd"])
-def test_an_optimizer_continues_from_its_state(name):
-    straight, stopped = network(), network()
-    train(straight, ours(straight, name=name), steps=8)
-    first = ours(stopped, name=name)
-    train(stopped, first, steps=3)
-    state = copy.deepcopy(first.state_dict())
-    second = ours(stopped, name=name)
-    second.load_state_dict(state)
-    train(stopped, second, steps=5, first=3)
-    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), stopped.parameters(), strict=True))
-
-
 def test_adamw_makes_its_lists_again_for_other_weights_and_another_state():
     weights = [[nn.Parameter(torch.ones(*shape)) for shape in ((4,), (2, 3), (2,))] for _ in range(2)]
     settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
