@@ -124,9 +124,6 @@ def test_a_plan_of_several_sizes(in_folder):
         read_plan(write(wrong))
     assert any("sizes: arms beside a baseline have sizes" in text for text in error.value.problems)
     assert any(text.endswith(f"arm {others[0]} gives it too (leave out one)") for text in error.value.problems)
-    alone = problems(changed(NAMED, sizes=sizes, arms={"cls": {}}, baseline="mine"))
-    assert "there is one arm only: nothing to compare" in alone
-    assert "baseline=mine must be an arm (choose cls)" in alone
 
 
 def test_tuned_arms_and_their_trials(in_folder):
@@ -276,10 +273,6 @@ NO_CONFIG = changed(NAMED, config=None)
                 "compare.max_seeds is missing",
             ],
         ),
-        (
-            {"compare": {**NAMED["compare"], "small": {"model.depth": 1}}},
-            "compare.small: there is no such option (did you mean compare.smallest_effect?)",
-        ),
         ({"compare": {**NAMED["compare"], "max_seeds": 1001}}, "compare.max_seeds=1001 must be at most 1000"),
         (
             {"compare": {**NAMED["compare"], "arms": "pairs", "until": "not better"}},
@@ -289,20 +282,13 @@ NO_CONFIG = changed(NAMED, config=None)
         ({"seeds": {"first": -1}}, "seeds.first=-1 must be at least 0"),
         ({"seeds": [0, 1]}, "seeds=[0, 1] must hold first, split"),
         ({"arms": None}, "give arms: {NAME: {OPTION: VALUE}} or grid: {OPTION: [VALUES]}, one of the two"),
-        ({"grid": GRID["grid"]}, "give arms: {NAME: {OPTION: VALUE}} or grid"),
         ({"arms": ["cls", "mean"]}, "arms=['cls', 'mean'] must hold {NAME: {OPTION: VALUE}}"),
         ({"arms": {"cls": {}}}, "there is one arm only"),
         ({"arms": {"cls": {}, "mean": "mean"}}, "arms.mean=mean must hold {OPTION: VALUE}"),
         ({"arms": {"cls": {"model.pool": "cls"}, "CLS": {"model.pool": "cls"}}}, "two names give the same folder"),
         ({"arms": None, "grid": {"model.pool": "cls"}}, "grid.model.pool=cls must be a list of values"),
-        ({"arms": None, "grid": {"model.pool": ["cls", "cls"]}}, "grid.model.pool: cls comes twice"),
-        ({"arms": None, "grid": {"model.pool": ["cls"]}}, "there is one arm only"),
         ({"tune": {"options": {"optimizer.lr": [1]}, "seeds": [3]}}, "at least two values"),
         ({"tune": {"options": {"optimizer.lr": 1}}}, ["must be a list", "tune.seeds is missing"]),
-        (
-            {"tune": {"options": {"model.pool": ["cls", "mean"]}, "seeds": []}},
-            ["arm cls gives it too", "tune.seeds=[]"],
-        ),
         (
             {"tune": {"options": {"optimizer.lr": ["0,1", "0-1"]}, "seeds": [100]}},
             "tune.options: two values give the same folder",
@@ -336,13 +322,12 @@ def test_what_selects_what_is_reported_and_what_is_tried(in_folder):
     assert "compare.metric=val/acc must be a metric of test (choose test/loss, test/acc" in said
     assert "checkpoint.monitor=train/loss must be a metric of validation in an ablation (choose val/loss, " in said
     assert "without a test there is nothing to compare" in said
-    plan = changed(NAMED, tune={"options": {"optimizer.lr": [0.1, "fast"]}, "seeds": [0]})
+    plan = changed(NAMED)
     plan["arms"]["same"] = {"model.pool": "cls", "model.class_token": True}
     plan["arms"]["other"] = {"checkpoint.monitor": "val/loss", "checkpoint.mode": "min"}
     said = problems(plan)
     assert "cls and same come to the same config: there is nothing to compare" in said
     assert "all arms must select by the same metric, not by val/acc (max), val/loss (min)" in said
-    assert "tune.options: optimizer.lr=fast must be a finite float" in said
 
 
 def test_further_metrics_and_sets(in_folder, monkeypatch):

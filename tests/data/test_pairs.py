@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import UserDict, namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from runs import SMALL
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.config.resolve import resolve
-from vit_lightning.data.batches import as_batch, tensors_in
 from vit_lightning.storage.checkpoint_files import read_checkpoint
 
 
@@ -97,26 +95,3 @@ def test_code_that_calls_a_logger_in_a_test_of_its_own_is_told_that_there_is_non
     assert main(["test", "--ckpt=run", "--trust", "--out=test"]) == 2
     said = "lightning test: self.logger.experiment: validate, test and predict have no logger"
     assert capsys.readouterr().err.splitlines()[-1].startswith(said)
-
-
-def test_a_pair_and_tensors_are_found_in_any_form_and_what_holds_no_pair_is_none():
-    images, labels = torch.zeros(2, 1, 4, 4), torch.tensor([1, 0])
-    forms = [
-        images,
-        (images,),
-        (labels, images),
-        {"image": images},
-        {"image": images, "images": images, "label": labels},
-    ]
-    assert [as_batch(form) for form in (*forms, (images.byte(), labels), (images, labels.float()))] == [None] * 7
-    named = namedtuple("Named", "x y")
-    dictionary = UserDict(pixel_values=images, labels=labels)
-    for given in ((images, labels), [images, labels], named(images, labels), dictionary):
-        batch = as_batch(given)
-        assert batch is not None
-        assert (batch.images is images, batch.labels is labels) == (True, True)
-    shares = as_batch((images, torch.eye(2)[labels]))
-    assert shares is not None
-    assert (shares.labels.tolist(), shares.targets.tolist()) == ([1, 0], [[0.0, 1.0], [1.0, 0.0]])
-    nested = {"views": [images, (images, "a")], "more": {"labels": labels}, "count": 3}
-    assert [tuple(part.shape) for part in tensors_in(nested)] == [(2, 1, 4, 4)] * 2 + [(2,)]

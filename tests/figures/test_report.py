@@ -13,7 +13,7 @@ from vit_lightning import Digits
 from vit_lightning.cli import main
 from vit_lightning.commands.console import stage_line
 from vit_lightning.figures.curves import curves, save
-from vit_lightning.figures.pictures import balanced, confusion_picture, sheet, short
+from vit_lightning.figures.pictures import balanced, sheet, short
 from vit_lightning.figures.test_report import class_rows, interval, report_test, wilson
 
 
@@ -141,21 +141,6 @@ def test_losses_that_differ_in_kind_share_no_panel():
     assert {*marked.get_xdata()} == {10}
 
 
-@pytest.mark.parametrize(("classes", "lines"), [(2, 2), (12, 1), (30, 0), (101, 0)])
-def test_cells_of_the_confusion_matrix_hold_counts_while_there_is_room(classes, lines):
-    names = [str(label) for label in range(classes)]
-    drawn = np.asarray(confusion_picture([[0, 0, 3], [0, 1, 1]], names, ""))
-    scale = {2: 44, 12: 32, 30: 14, 101: 4}[classes]
-    left = drawn.shape[1] - 8 - classes * scale
-    cell = drawn[26 : 26 + scale, left : left + scale]
-    depth = 0.75 if lines else 0.75**0.5
-    assert cell[0, 0].tolist() == [int(255 + depth * (dark - 255)) for dark in (8, 48, 107)]
-    ink = (cell != cell[0, 0]).any(axis=(1, 2))
-    assert (np.diff(ink.astype(int)) == 1).sum() == lines, "count, and percentage below"
-    assert (drawn[26:, : left - 2] < 200).any()
-    assert (left > 24) == (classes <= 100), "room for names"
-
-
 def test_metrics_are_printed_in_words_and_percent_and_those_of_others_by_their_name():
     results = {
         "test/loss": 0.25,
@@ -168,9 +153,3 @@ def test_metrics_are_printed_in_words_and_percent_and_those_of_others_by_their_n
     said = "test        accuracy 50.00 % (95 % interval 40.0 to 60.0 %), f1 0.5000, loss 0.2500"
     assert stage_line("test", results) == said
     assert stage_line("train", results) == ""
-
-
-def test_a_split_has_one_colour_and_one_dash_in_all_panels():
-    rows = [{"step": step, "train/acc": 0.5, "val/acc": 0.4, "train/loss": 1.0, "val/loss": 1.1} for step in (4, 9, 14)]
-    drawn = {(line.get_color(), line.get_linestyle()) for axis in curves(rows, "").axes for line in axis.lines}
-    assert drawn == {("#0072b2", "-"), ("#d55e00", "--")}

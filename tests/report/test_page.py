@@ -18,7 +18,7 @@ from vit_lightning.report.page import make_markdown, verdicts, write_report
 from vit_lightning.report.report import Report, make_report
 from vit_lightning.report.study import Run, Tuning
 from vit_lightning.report.tables import Table
-from vit_lightning.report.wording import caveats, headline, level_of, lines, next_step, recommendation
+from vit_lightning.report.wording import caveats, headline, level_of, next_step, recommendation
 
 FAILED = {
     ("mean", 10): "diverged: <loss> is nan at step 231",
@@ -147,17 +147,6 @@ def test_each_arm_has_one_line_where_all_are_compared(tmp_path):
     assert report.headline.startswith("'mean' is ")
     assert report.tables["verdicts"].rows[0][-1] == "take it"
     assert len(json.loads((study.folder / "verdicts.json").read_text())) == 3
-
-
-def test_arms_that_predict_the_same_hold_on_new_images_on_both_their_lines(tmp_path):
-    arms = {"cls": ARMS["cls"], "mean": ARMS["mean"]}
-    study = make_study(tmp_path, gains=(0.0, 0.0), arms=arms, smallest_effect=0.01, arms_compared="pairs")
-    done = {(run.arm, run.seed): run for run in study.runs}
-    for run in (run for run in study.runs if run.arm == "mean"):
-        shutil.copy(tmp_path / done["cls", run.seed].folder / "test_predictions.npz", tmp_path / run.folder)
-    runs = [replace(run, results=done["cls", run.seed].results) for run in study.runs]
-    found = lines(analyse(replace(study, runs=runs)))
-    assert [line.holds for line in found] == ["also on new images"] * 2
 
 
 def test_each_verdict_says_all_that_is_claimed_and_what_it_is_worth():

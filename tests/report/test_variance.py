@@ -29,13 +29,6 @@ def test_components_are_found_again_and_never_negative():
     assert (quiet.rest, quiet.error_new_seeds) == (0, 0)
 
 
-def test_the_spread_of_runs_is_the_one_that_was_seen_though_no_part_of_it_is_the_seeds():
-    table = np.random.default_rng(3).random((4, 50)) < 0.9
-    means = table.mean(axis=1)
-    found = components(table)
-    assert found.error_new_seeds == pytest.approx(stats.sem(means))
-
-
 def test_results_that_differ_by_rounding_alone_have_no_spread():
     accuracies = np.float32(0.9027778) - np.full(6, np.float32(0.9), dtype=np.float32)
     assert spread(accuracies.astype(float)) == 0.0
