@@ -290,7 +290,7 @@ def test_weights_of_a_loss_go_by_name(control):
     flags = [*FLAGS, "--loss.class_path=CrossEntropyLoss"]
     found = resolve([*flags, "--loss.weight={owl: 3, cat: 1, dog: 2}"])
     assert found.config["loss"]["init_args"]["weight"] == [1.0, 2.0, 3.0]
-    with pytest.raises(UserError, match=r"there is no class hen, owl has no weight \(the classes are cat, dog, owl\)"):
+    with pytest.raises(UserError, match=r"there is no class hen; owl has no weight \(the classes are cat, dog, owl\)"):
         resolve([*flags, "--loss.weight={hen: 3, cat: 1, dog: 2}"])
     draw("few", {name: name for name in ("owl", "dog")})
     given = ["--ckpt=run", "--data.root=few", "--loss.class_path=CrossEntropyLoss"]

@@ -148,7 +148,7 @@ def with_class_weights(reader: Reader, given: Any, data: ImageData | None) -> An
     if {*weights} != {*names}:
         odd = [f"there is no class {listed(more)}"] if (more := [name for name in weights if name not in names]) else []
         odd += [f"{listed(less)} has no weight"] if (less := [name for name in names if name not in weights]) else []
-        reader.problems.append(f"loss.weight={weights}: {', '.join(odd)} (the classes are {listed(names)})")
+        reader.problems.append(f"loss.weight={weights}: {'; '.join(odd)} (the classes are {listed(names)})")
     return {**given, "weight": [weights.get(name, 1.0) for name in names]}
 
 
