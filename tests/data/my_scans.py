@@ -98,6 +98,25 @@ class Trained(LightningModule):
         return torch.optim.Adam(self.parameters(), 0.1)
 
 
+class Named(Module):
+    batch_size, transform = 16, "none"
+
+    def setup(self, stage):
+        super().setup(stage)
+        self.classes = [*"abcdefghij"]
+
+    def state_dict(self):
+        return {"transform": self.transform}
+
+
+class Reads(Trained):
+    def setup(self, stage):
+        self.layer = torch.nn.Linear(64, len(self.trainer.datamodule.classes))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), self.trainer.datamodule.batch_size / 100)
+
+
 class Tensors(Trained):
     def predict_step(self, batch, batch_idx):
         return self.layer(batch[0].flatten(1)).softmax(1)

@@ -75,8 +75,17 @@ def test_tensors_that_a_writer_of_lightning_has_written_are_predictions(writer, 
 def test_images_that_ranks_validate_twice_are_named(own):
     data = resolve([*FLAGS, "--data=my_scans.Module"]).data
     assert "ranks" not in data.notice
-    data.trainer = SimpleNamespace(world_size=2)
+    data.for_trainer.trainer = SimpleNamespace(world_size=2)
     assert "; 2 ranks may validate an image twice (validate --ckpt RUN --trainer.devices=1 does not)" in data.notice
+
+
+def test_code_of_the_user_s_reads_its_own_data_module_on_the_trainer(own):
+    """PL#13940, with a name that our data has too: its classes were not there, and its batch size was our 64."""
+    flags = [flag for flag in FLAGS if "--model" not in flag]
+    fit(resolve([*flags, "--data=my_scans.Named", "--module=my_scans.Reads", "--out=run"]))
+    checkpoint = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.16
+    assert checkpoint["Named"] == {"transform": "none"}
 
 
 @pytest.mark.parametrize("kind", ["Unvalidated", "Drawn"])

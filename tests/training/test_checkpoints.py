@@ -13,6 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import MixedPrecision
 
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
+from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.errors import Diverged
 from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, load_network, read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
@@ -172,7 +173,8 @@ def test_of_what_several_loaders_log_one_is_chosen(tmp_path):
         trainer = Trainer(
             accelerator="cpu", callbacks=[guard, checkpoints], plugins=AtomicCheckpointIO(), max_epochs=1, logger=False
         )
-        trainer.fit(OfTwoLoaders())
+        module = OfTwoLoaders()
+        trainer.fit(module, datamodule=WrappedDataModule(module=module, num_classes=10, image_size=8, in_channels=1))
         return checkpoints.best_score
 
     assert fit("val/acc/dataloader_idx_1") == 1.0

@@ -96,7 +96,7 @@ def _time(experiment: Experiment, module: LightningModule, folder: Path, *, is_f
     if is_first:
         compile_chosen(module, experiment, trainer)
     with contextlib.suppress(Timed), own_faults(None), chosen_matmul(experiment):
-        trainer.fit(module, datamodule=experiment.data)
+        trainer.fit(module, datamodule=experiment.data.for_trainer)
     return timer
 
 

@@ -123,7 +123,7 @@ def try_out(experiment: Experiment) -> Results:
     trainer = make_trainer(experiment.make_trainer_arguments(), Path("runs"), [StepSeeds(experiment.seed)], [])
     compile_chosen(module, experiment, trainer)
     with own_faults(None), chosen_matmul(experiment):
-        trainer.fit(module, datamodule=data)
+        trainer.fit(module, datamodule=data.for_trainer)
         if experiment.config["test"]:
             measure_test(trainer, module, data, TestPredictions())
     tried = "training, validation and test" if experiment.config["test"] else "training and validation"
@@ -200,7 +200,7 @@ def train_and_test(run: Run, resumed: Resumed | None = None) -> Results:
             for logger in trainer.loggers:  # ours have it already
                 logger.log_hyperparams(dict(experiment.config))
             with seeded():  # a setup() that draws a split draws the same for the test
-                trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
+                trainer.fit(module, datamodule=data.for_trainer, ckpt_path=path, weights_only=True)
         run.folder = folder = trainer.strategy.broadcast(folder)
         best = find_checkpoint(folder)
         checkpoint = read_checkpoint(best)

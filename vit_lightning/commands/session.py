@@ -222,7 +222,7 @@ def measure_test(trainer: Trainer, module: LightningModule, data: ImageData, pre
     for name, images in {"": data, **data.further}.items():
         rename = functools.partial(re.sub, r"^test[/_]", f"test/{name}/") if name else str
         with logged_by(trainer, rename):
-            trainer.test(module, datamodule=images, verbose=False)
+            trainer.test(module, datamodule=images.for_trainer, verbose=False)
         tables[name] = predictions.table
         averages = {f"test/{chosen}" for chosen in getattr(module, "metric_table", ())} - {"test/acc"}
         shares = {key: value for key, value in trainer.callback_metrics.items() if key not in averages}

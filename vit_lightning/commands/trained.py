@@ -69,7 +69,7 @@ def evaluate(experiment: Experiment, stage: Literal["validate", "test"]) -> Resu
         if experiment.config["compile"] != AUTO:  # which would not pay for one pass
             compile_chosen(module, experiment, trainer)
         if stage == "validate":
-            trainer.validate(module, datamodule=data, verbose=False)
+            trainer.validate(module, datamodule=data.for_trainer, verbose=False)
             results = logged(trainer, "val")
         else:
             results, tables = measure_test(trainer, module, data, predictions)
@@ -150,7 +150,7 @@ def _run_network(experiment: Experiment, folder: Path, given: Mapping[str, Any])
     """Returns the Trainer, and what ``classify`` tells of all images of this process."""
     module, _, restored = load_trained(experiment)
     trainer = make_trainer(experiment.make_trainer_arguments({"logger": False, **given}), folder, restored, [])
-    batches: list[Any] = trainer.predict(module, datamodule=experiment.data) or []
+    batches: list[Any] = trainer.predict(module, datamodule=experiment.data.for_trainer) or []
     other = next((type(batch).__name__ for batch in batches if not isinstance(batch, Mapping)), None)
     if other and not any(isinstance(callback, BasePredictionWriter) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         way_out = "leave it out, for the softmax of forward, or use Lightning's Trainer.predict"

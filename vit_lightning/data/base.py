@@ -83,6 +83,8 @@ class ImageData(LightningDataModule):
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.for_trainer: LightningDataModule = self
+        """What a Trainer gets as its datamodule."""
         if self.augment is not None:
             self.augment = [change if isinstance(change, Augmentation) else PerImage(change) for change in self.augment]
         refuse(self.problems())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.core.hooks import DataHooks
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
@@ -237,11 +237,8 @@ def _takes(function: Own) -> set[str]:
     return names
 
 
-OF_THE_MODULE = (
-    *("prepare_data", "teardown", "state_dict", "load_state_dict", "on_exception"),
-    *("transfer_batch_to_device", "on_before_batch_transfer", "_hparams", "_hparams_name"),
-)
-"""Hooks, and what checkpoints keep, of a wrapped LightningDataModule, with nothing of ours."""
+OURS = ("setup", "on_after_batch_transfer", *(f"{stage}_dataloader" for stage in ("train", "val", "test", "predict")))
+"""Hooks of ours that a wrapped LightningDataModule gets in place of its own, which they call."""
 
 
 class WrappedDataModule(ImageData):
@@ -264,6 +261,7 @@ class WrappedDataModule(ImageData):
 
     own_loaders = False
     train_batches_per_epoch: Any = None  # Lightning counts them
+    step_weight: Any = None  # the sizes of the batches are not known
     class_names: list[str] = []  # noqa: RUF012  # of each
 
     def __init__(
@@ -277,8 +275,6 @@ class WrappedDataModule(ImageData):
     ) -> None:
         super().__init__()
         self.module = module
-        taken = OF_THE_MODULE if isinstance(module, LightningDataModule) else ()
-        vars(self).update({name: getattr(module, name) for name in taken if hasattr(module, name)})
         if not self.has("train"):
             raise UserError(f"{self.title} has no train_dataloader")
         size: Any = image_size or getattr(module, "image_size", None)
@@ -311,6 +307,9 @@ class WrappedDataModule(ImageData):
             raise UserError(f"class_names has {len(names)} names for {count} classes")
         names = names or (self._trained if len(self._trained or ()) == count else None)
         self.class_names = [str(name) for name in names or range(count)]
+        if isinstance(module, LightningDataModule):  # whose attributes the user's code reads on the Trainer's
+            vars(module).update({name: getattr(self, name) for name in OURS}, wrapped_by=self)
+            self.for_trainer = module
 
     @property
     def title(self) -> str:
@@ -318,11 +317,16 @@ class WrappedDataModule(ImageData):
 
     def has(self, split: Split | Literal["predict"]) -> bool:
         """Whether the module has images of a split."""
-        return is_overridden(f"{split}_dataloader", self.module)
+        name = f"{split}_dataloader"
+        return getattr(type(self.module), name) is not getattr(DataHooks, name)
+
+    def _theirs(self, hook: str, *given: Any) -> Any:
+        """Calls a hook of the module's own."""
+        return getattr(type(self.module), hook)(self.module, *given)
 
     @property
     def notice(self) -> str:
-        ranks = 1 if self.trainer is None else self.trainer.world_size
+        ranks = getattr(self.for_trainer.trainer, "world_size", 1)
         twice = f"; {ranks} ranks may validate an image twice (validate --ckpt RUN --trainer.devices=1 does not)"
         said = (
             f"{name_of(self.module)} is used as it is: no augmentation, mixing or normalisation of ours, no check that "
@@ -346,15 +350,10 @@ class WrappedDataModule(ImageData):
             assert self.trainer is not None
             self.module = self.trainer.lightning_module  # which Lightning sets up
         else:
-            self.module.trainer = self.trainer
-            self.module.setup("test" if stage == "predict" and not self.has("predict") else stage)
-
-    def step_weight(self, number: int) -> float:
-        """Returns 1: the sizes of the batches are not known."""
-        return 1.0
+            self._theirs("setup", "test" if stage == "predict" and not self.has("predict") else stage)
 
     def train_dataloader(self) -> Any:
-        return _made_again_by_attributes(self.module.train_dataloader())
+        return _made_again_by_attributes(self._theirs("train_dataloader"))
 
     def val_dataloader(self) -> Any:
         return self._of_trained("val")
@@ -363,7 +362,7 @@ class WrappedDataModule(ImageData):
         """Returns a loader, or refuses one whose labels stand for other classes than those of training."""
         if not self.has(split):
             raise UserError(f"data.{self.title} has no {split}_dataloader")
-        loader = getattr(self.module, f"{split}_dataloader")()
+        loader = self._theirs(f"{split}_dataloader")
         names = _class_names(getattr(loader, "dataset", None)) or []
         if self._trained and names != self._trained[: len(names)]:
             both = f"has the classes {listed(names)}, that for train {listed(self._trained)}"
@@ -383,10 +382,10 @@ class WrappedDataModule(ImageData):
         Raises:
             UserError: it holds no images and labels where a ViTClassifier, or other labels of the model, need them.
         """
-        assert self.trainer is not None
-        batch, kind = self.module.on_after_batch_transfer(batch, dataloader_idx), self.trainer.lightning_module
+        trainer: Any = self.for_trainer.trainer
+        batch, kind = self._theirs("on_after_batch_transfer", batch, dataloader_idx), trainer.lightning_module
         is_ours = getattr(kind, "takes_pairs", False)
-        is_unlabelled = self.trainer.predicting and len([*tensors_in(batch)]) == 1
+        is_unlabelled = trainer.predicting and len([*tensors_in(batch)]) == 1
         if is_unlabelled or not (is_ours or self.changes_labels):
             return batch
         found = as_batch(batch[:2] if is_ours and isinstance(batch, tuple | list) else batch)
@@ -398,7 +397,7 @@ class WrappedDataModule(ImageData):
             of_all = f"labels of {count} classes are 0 to {count - 1}: change them, or give data.num_classes"
             is_read = "acc" in getattr(kind, "measures", ())  # as it is not by MAE
             # on a GPU it waits for the step before
-            if is_read and (found.labels.is_cpu or not self.trainer.global_step):
+            if is_read and (found.labels.is_cpu or not trainer.global_step):
                 wrong = found.labels[(found.labels < 0) | (found.labels >= count)].tolist()
                 refuse(f"data.{self.title}: a batch has the label {label} ({of_all})" for label in wrong[:1])
             return found.replace(images=found.images.to(kind.dtype), labels=self.of_model(found.labels))

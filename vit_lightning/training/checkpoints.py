@@ -255,7 +255,8 @@ class Checkpoints(Checkpoint):
         if self._before_validation:
             _count_as_in_validation(checkpoint["loops"]["fit_loop"])
         checkpoint["ranks"] = trainer.world_size
-        checkpoint |= {"images": _of_data(trainer, "fingerprint"), "test_view": _of_data(trainer, "test_view")}
+        data = detours.data_of(trainer)
+        checkpoint |= {"images": data.fingerprint(), "test_view": data.test_view()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Refuses to resume with another number of devices or other images."""
@@ -267,7 +268,7 @@ class Checkpoints(Checkpoint):
                 f"trainer.devices: {trainer.world_size} devices in all, where the run has {checkpoint['ranks']}: "
                 "its batches would differ (give the same number)"
             )
-        if checkpoint["images"] != _of_data(trainer, "fingerprint"):
+        if checkpoint["images"] != detours.data_of(trainer).fingerprint():
             problems.append("data: the training or validation images are no longer those with which the run began")
         refuse(problems)
 
@@ -287,11 +288,6 @@ class Checkpoints(Checkpoint):
             text = "is missing: the best checkpoint is chosen among later validations, or else the last is tested"
             warnings.warn(f"{self.best} {text}", stacklevel=2)
             self.best_score, self.best_step = None, 0
-
-
-def _of_data(trainer: Trainer, name: str) -> Any:
-    method = getattr(trainer.datamodule, name, None)  # type: ignore[attr-defined]
-    return method() if callable(method) else None
 
 
 def _can_resume_here(trainer: Trainer) -> bool:

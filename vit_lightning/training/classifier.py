@@ -21,7 +21,7 @@ from vit_lightning.metric_facts import METRICS, MetricFacts, Stage, make_metrics
 from vit_lightning.models.heads import heads_of
 from vit_lightning.training.callbacks import TrainingBar, training_steps
 from vit_lightning.training.ema import EMAConfig, WeightAverage, without_average
-from vit_lightning.training.lightning_detours import is_attached, log_again
+from vit_lightning.training.lightning_detours import data_of, is_attached, log_again
 from vit_lightning.training.losses import (
     Criterion,
     Distillation,
@@ -143,7 +143,7 @@ class ViTClassifier(ConfiguredOptimizer):
         self.class_names: list[str] | None = None  # of the images that it was trained on
 
     def setup(self, stage: str) -> None:
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = data_of(self.trainer)
         if stage == "fit":
             self.class_names = getattr(data, "class_names", None)
         takes = self.class_names is not None and hasattr(data, "take_classes")
@@ -250,7 +250,7 @@ class ViTClassifier(ConfiguredOptimizer):
         if "config" not in checkpoint:
             with suppress(UserError):  # of a network that is no ViT of our blocks
                 checkpoint["config"] = {"model": vit_lightning.model_config(self.network)}
-            view = getattr(self.trainer.datamodule, "test_view", None)  # type: ignore[attr-defined]
+            view = getattr(data_of(self.trainer), "test_view", None)
             checkpoint["test_view"] = view() if callable(view) else None
         state = checkpoint["state_dict"]
         for name in _train_counts(checkpoint):

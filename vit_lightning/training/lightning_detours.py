@@ -294,6 +294,11 @@ def end_other_ranks(trainer: Trainer) -> None:
         launcher.procs.clear()
 
 
+def data_of(trainer: Trainer) -> Any:
+    """Returns our data of a Trainer, also where its datamodule is the user's."""
+    return getattr(trainer.datamodule, "wrapped_by", trainer.datamodule)  # type: ignore[attr-defined]
+
+
 def logged_steps(trainer: Trainer) -> int:
     """Returns the optimizer steps by which Lightning numbers rows; ``global_step`` counts those of all optimizers."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
