@@ -28,7 +28,6 @@ def make_study(
     failed: Mapping[tuple[str, int], str] | None = None,
     missing: Sequence[tuple[str, int]] = (),
     arms: Mapping[str, dict[str, Any]] = ARMS,
-    factors: Mapping[str, list[Any]] | None = None,
     random: int = 0,
     arms_compared: str = "baseline",
     **rules: Any,
@@ -44,7 +43,6 @@ def make_study(
         failed: causes of runs that failed.
         missing: runs that are not there.
         arms: their keys, the baseline first.
-        factors: values of each key, of a grid.
         random: another number makes another study.
         arms_compared: ``Compare.arms``.
         rules: further fields of ``Compare``.
@@ -70,7 +68,7 @@ def make_study(
     made = bare_study({arm: [] for arm in arms}, max_seeds=max_seeds or seeds, arms=arms_compared, **rules)
     question = "What should go to the head, the class token or the mean of the patches?"
     made = replace(made, question=question, folder=folder, config="experiments/digits_short.yaml", runs=runs)
-    return replace(made, arms=dict(arms), factors=dict(factors or {}))
+    return replace(made, arms=dict(arms))
 
 
 def bare_study(

@@ -20,17 +20,9 @@ from pathlib import Path
 import pytest
 
 PRELOADED = (
-    "uncollected",
-    "docstring_parser",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.pyplot",
-    "vit_lightning.ablation.ablate",
-    "vit_lightning.cli",
-    "vit_lightning.commands.trained",
-    "vit_lightning.commands.fit",
-    "vit_lightning.report.page",
-    "warm",
-    "undrawn",
+    *("uncollected", "docstring_parser", "matplotlib.backends.backend_agg", "matplotlib.pyplot"),
+    *(f"vit_lightning.{name}" for name in ("ablation.ablate", "cli", "commands.trained", "commands.fit")),
+    *("vit_lightning.report.page", "warm", "undrawn"),
 )
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))

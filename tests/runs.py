@@ -15,12 +15,8 @@ SHARED = REPOSITORY.parent / "shared"
 """Reference outputs and real images, in the workplace alone: tests that use them skip where they are missing."""
 
 SMALL = (
-    "--model.patch_size=4",
-    "--model.emb_size=16",
-    "--model.depth=1",
-    "--model.num_heads=2",
-    "--trainer.max_epochs=1",
-    "--trainer.accelerator=cpu",
+    *("--model.patch_size=4", "--model.emb_size=16", "--model.depth=1", "--model.num_heads=2"),
+    *("--trainer.max_epochs=1", "--trainer.accelerator=cpu"),
 )
 """A run on digits that takes a second."""
 

@@ -120,14 +120,8 @@ def prepared(tmp_path_factory, trained):
     folder = tmp_path_factory.mktemp("guide")
     for run in ("runs/digits/RUN", "runs/digits/OTHER", "runs/imagefolder/RUN", "SOURCE"):
         shutil.copytree(trained[0], folder / run)
-    for place in (
-        "DIR/train/cat",
-        "DIR/train/dog",
-        "DIR/train/fox",
-        "photos/train/bird",
-        "photos/train/ship",
-        "FOLDER",
-    ):
+    places = ["DIR/train/cat", "DIR/train/dog", "DIR/train/fox"]
+    for place in [*places, "photos/train/bird", "photos/train/ship", "FOLDER"]:
         write_images(folder / place, 12)
     shutil.copy(folder / "FOLDER/000.jpg", folder / "a.jpg")
     shutil.copytree(folder / "FOLDER", folder / "new")

@@ -34,7 +34,6 @@ def test_a_metric_is_added_by_one_row(monkeypatch):
         ("test/ece", "minimize"),
         ("test/shifted/ece", "minimize"),
         ("val_accuracy", "maximize"),
-        ("test_ece_epoch", "minimize"),
         ("val_loss/dataloader_idx_0", "minimize"),
         ("val_neg_log_loss", None),
         ("mine", None),

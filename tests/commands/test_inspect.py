@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from runs import SMALL, example
+from runs import SMALL
 from tensors import write_images
 
 from vit_lightning import Digits, load
@@ -70,20 +70,6 @@ def test_images_of_one_s_own_at_another_size(trained, in_folder):
     assert {"attention_01.png", "attention_02.png", "tokens.png"} <= {path.name for path in Path("out").iterdir()}
     assert [opened(image["picture"]).size for image in model["images"]] == [(16, 16)] * 2
     assert [image["title"].split(":")[0] for image in model["images"]] == ["000.jpg", "001.jpg"]
-
-
-def test_a_network_without_attention_that_is_seen_has_all_else(in_folder, capsys):
-    Path("parts.py").write_text(example("all parts"))
-    assert main(["fit", *SMALL, "--model.attention=parts.Mixer", "--out=run"]) == 0
-    assert main(["inspect", "--ckpt=run", "--trust=true", "--count=2", "--out=out"]) == 0
-    said = capsys.readouterr().out
-    assert "run: no maps, rollout, relevance, distance: ViT shows no attention: no layer is one of ours" in said
-    model, text = page_of(Path("out"))
-    assert (model["layers"], model["heads"]) == (["1"], ["mean"])
-    assert set(model["images"][0]["views"]) == {"token norm", "outliers", "token components"}
-    assert "Without maps of attention, rollout and relevance: ViT shows no attention" in text
-    assert not list(Path("out").glob("attention*"))
-    assert Path("out/similarity_of_layers.png").is_file()
 
 
 def test_maps_in_python_are_those_of_the_network(trained):

@@ -12,12 +12,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import datasets
-import pyarrow
 import pytest
 import torch
 from huggingface_hub import constants
 from PIL import Image
-from pyarrow.parquet import write_table
 from tensors import write_images, write_parquet
 
 from vit_lightning import HuggingFaceSet, ImageFolder, UserError
@@ -90,16 +88,6 @@ def test_shards_of_webdataset_give_the_images_of_the_folder_that_they_were_made_
         ours, theirs = (one.dataset(split).__getitems__(Request([0, 19, 25, 34], None)) for one in (data, folder))
         assert torch.equal(ours.images, theirs.images)
         assert torch.equal(ours.labels, theirs.labels)
-
-
-def test_a_column_of_paths_is_read_too(tmp_path):
-    write_images(tmp_path / "images", 20)
-    paths = [str(path) for path in sorted((tmp_path / "images").iterdir())]
-    (tmp_path / "tables").mkdir()
-    table = pyarrow.table({"image": paths, "label": [number % 2 for number in range(20)]})
-    write_table(table, tmp_path / "tables" / "train.parquet")
-    data = of(tmp_path, tmp_path / "tables", min_area=1.0)
-    assert next(iter(data.train_dataloader())).images.shape == (14, 3, 8, 8)
 
 
 def test_mistakes_are_named(tmp_path):

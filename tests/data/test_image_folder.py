@@ -42,22 +42,14 @@ def files(data: ImageFolder, split: str) -> list[Path]:
         ("training_set|test_set", "", "test_set", ""),
         ("train|dev", "dev", "", ""),
         ("train|Valid|TEST", "Valid", "TEST", ""),
-        ("train2017|val2017", "val2017", "", ""),
         ("Train-Images|Validation Set|testset", "Validation Set", "testset", ""),
         ("train|hard_test", "", "hard_test", "hard_test is taken as test"),
         ("train|test_clean|pred", "", "test_clean", "test_clean is taken as test; {}: left out 1 folder pred"),
         ("train|test|test_old", "", "test", "left out 1 folder test_old"),
         ("train|test_a|test_b", "", "", "left out 1 folder test_a, 1 folder test_b"),
-        (
-            "asl_train/asl_train|asl_test",
-            "",
-            "asl_test",
-            "asl_test is taken as test",
-        ),  # each name tells it, and as archives have it
+        ("asl_train/asl_train|asl_test", "", "asl_test", "asl_test is taken as test"),  # as archives have it
         ("imagenet_train/imagenet_train|imagenet_val", "imagenet_val", "", "imagenet_val is taken as val"),
-        ("train-folder/train-folder|test-folder", "", "test-folder", "test-folder is taken as test"),
         ("train|test1/!", "", "", "left out 1 folder test1 without class folders"),
-        ("train|test/!", "", "", "left out 1 folder test without class folders"),
         ("asl_train|asl_test/!", "", "", "left out 1 folder asl_test without class folders"),
     ],
 )
@@ -128,13 +120,11 @@ def write_tree(root: Path, tree: dict[str, int | str]) -> Path:
             [r"no images in .*attributes: .*\(is data.root=.*/images meant\?\)$"],
         ),
         ({"photos.zip": "none", "more.tar.gz": "none"}, [r"found 0 \(more\.tar\.gz, photos\.zip: unpack first\)"]),
-        ({"a.h5": "none"}, [r"found 0 \(a\.h5: a Dataset of your own gives such images\)"]),
         ({"train.csv": "label,pixel0\n"}, [r"found 0 \(train\.csv: a Dataset of your own gives such images\)"]),
         (
             {"data_batch_1": "none", "test_batch": "none", "batches.meta": "none"},
             [r"found 0 \(data_batch_1, test_batch: data\.class_path=CIFAR10 or CIFAR100, data\.root the folder around"],
         ),
-        ({"cifar-10-batches-py/test_batch": "none"}, [r"found 1 \(cifar-10-batches-py: data\.class_path=CIFAR10 or"]),
         (
             {"t10k-images-idx3-ubyte.gz": "none", "train-labels.idx1-ubyte": "none"},
             [r"\.gz, train-labels\.idx1-ubyte: data\.class_path=TorchvisionSet with data\.name=MNIST"],
@@ -146,7 +136,6 @@ def write_tree(root: Path, tree: dict[str, int | str]) -> Path:
         ),
         ({f"images/{name}": 2 for name in CLASSES}, [r"found 1 \(is data\.root=.*/images meant\?\)"]),
         ({"dev/cat": 2, "dev/dog": 2, "Testing/cat": 2}, [r"has images of val and test, none of train \(ln -s"]),
-        ({"val/cat": 2, "test/dog": 2}, [r"has images of val and test, none of train \(ln -s"]),
         ({**TRAIN, "test/cat": 2, "test/dog": 2, "test/owl": 0, "test/fox": 2}, ["/test/fox", "/test/owl"]),
         (TINY, [r"val/images has no class folders: move each image to .*val/images/CLASS, or "]),
         (
@@ -361,14 +350,8 @@ def test_what_is_no_image_or_in_no_class_is_counted(tmp_path):
     kinds = ("JPEG", "JPEG", "AVIF", "JPEG2000", "PPM", "JPEG")
     for path, kind in zip(read, kinds, strict=True):
         image.convert("L" if path.suffix == ".pgm" else "RGB").save(path, kind)
-    for place in (
-        "train/cat/g.heic",
-        "train/dog/h.HEIC",
-        "test/cat/list",
-        "train/owl/note.txt",
-        "train/loose.jpg",
-        "a.jpg",
-    ):
+    places = ["train/cat/g.heic", "train/dog/h.HEIC", "test/cat/list"]
+    for place in [*places, "train/owl/note.txt", "train/loose.jpg", "a.jpg"]:
         (root / place).write_bytes(b"none")
     write_images(root / "seg_pred", 2)
     data = ImageFolder(root=root, image_size=8, val_share=0.5)

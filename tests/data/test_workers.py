@@ -1,14 +1,11 @@
 import gc
 import multiprocessing
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 from vit_lightning import Digits
 from vit_lightning.data.batches import shield_workers
 from vit_lightning.data.images import Images
-
-
-class Shared(Dataset):
-    """The address at which a worker hands out its tensors."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> str:
-        resource_sharer.DupFd(0)
-        return resource_sharer._resource_sharer._address
-
-
-def test_a_main_process_that_ends_while_it_takes_a_tensor_shows_no_traceback(capfd):
-    addresses = iter(shield_workers(DataLoader(Shared(), batch_size=None, num_workers=1)))
-    with socket.socket(socket.AF_UNIX) as taker:
-        taker.connect(next(addresses))
-        assert select.select([taker], [], [], 20)[0], "asks for the password, and gets no answer"
-    addresses._shutdown_workers()
-    assert capfd.readouterr().err == ""
 
 
 class Slow(Dataset):

@@ -20,26 +20,14 @@ from runs import logged_rows
 HERE = Path(__file__).parent
 
 FLAGS = (
-    "--model.patch_size=4",
-    "--model.emb_size=16",
-    "--model.depth=2",
-    "--model.num_heads=2",
-    "--model.emb_dropout=0.1",
-    "--model.drop_path=0.2",
-    "--model.attention.dropout=0.1",
-    "--data.batch_size=162",
+    *("--model.patch_size=4", "--model.emb_size=16", "--model.depth=2", "--model.num_heads=2"),
+    *("--model.emb_dropout=0.1", "--model.drop_path=0.2", "--model.attention.dropout=0.1"),
+    *("--data.batch_size=162", "--trainer.max_epochs=4"),
     '--data.augment=[{"class_path": "RandomCrop", "padding": 1}, {"class_path": "RandomAffine"}]',
-    "--optimizer.warmup_epochs=1",
-    "--optimizer.weight_decay=0.1",
-    "--trainer.max_epochs=4",
-    "--trainer.accelerator=cpu",
-    "--trainer.log_every_n_steps=1",
+    *("--optimizer.warmup_epochs=1", "--optimizer.weight_decay=0.1", "--trainer.accelerator=cpu", "--out=run"),
+    *("--trainer.log_every_n_steps=1", "--checkpoint.every_n_steps=1", "--pictures_every_n_epochs=0"),
+    *("--checkpoint.monitor=val/loss", "--checkpoint.mode=min"),  # falls, whatever torch
     "--trainer.callbacks=[{'class_path': 'fault.Fault'}]",
-    "--checkpoint.every_n_steps=1",
-    "--checkpoint.monitor=val/loss",  # falls at each validation, whatever the version of torch
-    "--checkpoint.mode=min",
-    "--pictures_every_n_epochs=0",
-    "--out=run",
 )
 """Four epochs of eight batches of digits, with everything random that there is: 32 steps in about a second."""
 

@@ -168,15 +168,9 @@ def test_row_09_a_signal_in_start_up(tmp_path, number, seconds, who):
 
 
 RANDOM = (
-    "--data.num_workers=2",
     '--data.mixing=[{"class_path": "MixUp"}, {"class_path": "CutMix"}]',
-    "--model.patch_dropout=0.3",
-    "--model.feed_forward.dropout=0.1",
-    "--ema.decay=0.9",
-    "--trainer.accumulate_grad_batches=2",
-    "--trainer.devices=2",
-    "--trainer.strategy=ddp",
-    "--data.batch_size=81",
+    *("--data.num_workers=2", "--model.patch_dropout=0.3", "--model.feed_forward.dropout=0.1", "--ema.decay=0.9"),
+    *("--trainer.accumulate_grad_batches=2", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=81"),
 )
 """Two ranks with everything random on."""
 

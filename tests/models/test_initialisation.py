@@ -201,20 +201,6 @@ def test_positions_may_have_a_standard_deviation_of_their_own(kind):
     assert float(vit.patch_embedding.positions.table.detach().std()) == pytest.approx(0.5, rel=0.03)
 
 
-def test_separate_queries_keys_and_values_are_drawn_as_those_in_one_layer():
-    torch.manual_seed(0)
-    for name in ("google", "big_vision", "hugging_face", "tutorial"):
-        made = [vl.ViT("Ti/8", image_size=8, depth=1, initialisation=name, attention=kind) for kind in ATTENTIONS]
-        weights = [getattr(vit.encoder[0].attention.fn.attention, "qkv", None) for vit in made]
-        separate = made[1].encoder[0].attention.fn.attention
-        parts = [separate.queries.weight, separate.keys.weight, separate.values.weight]
-        both = weights[0].weight.detach(), torch.cat(parts).detach()
-        assert max(differences(*both)) < 4.0
-
-
-ATTENTIONS = (vl.MultiHeadAttention, vl.SeparateAttention)
-
-
 def test_a_function_of_the_user_s_own_draws_the_weights():
     def ones(network: nn.Module) -> None:
         for weight in network.parameters():

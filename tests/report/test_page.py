@@ -367,16 +367,6 @@ def test_the_range_for_new_images_of_a_small_test_set_is_no_wider_than_its_image
     assert 1 <= min(widths) <= max(widths) < 3
 
 
-def test_a_loss_that_is_less_is_better():
-    results = {"cls": [0.6] * 8, "mean": [0.5 + 0.001 * seed for seed in range(8)], "same": [0.6] * 8}
-    made = bare_study(results, metric="test/loss", smallest_effect=0.01, max_seeds=8)
-    report = make_report(replace(made, goal="minimize"))
-    assert (
-        report.headline == "'mean' is better than 'cls', by 0.01 or more; 'same' is equivalent to 'cls' (within 0.01)"
-    )
-    assert "test/loss is not an accuracy" in make_markdown(report)
-
-
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_arms_may_have_any_names_and_there_may_be_many(tmp_path):
     names = [

@@ -34,10 +34,8 @@ def test_without_a_key_the_run_is_offline_and_complete(tmp_path, drawn):
     text = "from lightning.pytorch import Callback\n\n\nclass Mine(Callback):\n"
     text += "    def __init__(self, api_key: str):\n        self.api_key = api_key\n"
     (tmp_path / "parts.py").write_text(text)
-    remote, name = (
-        "https://jane:hunter2hunter@github.com/jane/mine.git",
-        ["-c", "user.name=n", "-c", "user.email=e@x.y"],
-    )
+    remote = "https://jane:hunter2hunter@github.com/jane/mine.git"
+    name = ["-c", "user.name=n", "-c", "user.email=e@x.y"]
     for words in (["init", "-q"], ["remote", "add", "origin", remote], ["add", "parts.py"], [*name, "commit", "-qm."]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     (tmp_path / "parts.py").write_text(f"{text}\n# changed\n")

@@ -65,18 +65,6 @@ class Own(Lit):
         return logits
 
 
-class Counted(DM):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.num_labels = num_classes
-
-
-class OfTwo(Counted):
-    def __init__(self, num_classes=2):
-        super().__init__(num_classes)
-        self.num_classes = num_classes
-
-
 class Loaders(DM):
     test_dataloader = DM.train_dataloader
 

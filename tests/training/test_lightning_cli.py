@@ -168,10 +168,6 @@ def test_facts_of_the_data_that_a_module_is_given_must_be_true(cli):
     flags = ["--config=cli.yaml", "--test=false"]
     with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 4 \(leave it out\)$"):
         resolve([*flags, "--data.num_classes=4"])
-    given = ["--module={class_path: cli_parts.Lit, num_classes: 3}", "--data=cli_parts.Counted", "--test=false"]
-    assert resolve(given).data.module.num_labels == resolve(given).data.num_classes == 3
-    with pytest.raises(UserError, match=r"^module.num_classes=3 does not fit the data, which has 2 \(leave it out\)$"):
-        resolve([*given[:1], "--data=cli_parts.OfTwo", "--test=false"])
     with pytest.raises(UserError, match=r"^data.num_classes=None: give data.num_classes"):
         resolve(["--module=cli_parts.Lit", "--data=cli_parts.DM", "--test=false"])
 

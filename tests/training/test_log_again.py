@@ -47,18 +47,10 @@ def test_a_step_without_a_row_waits_for_nothing_and_rows_are_those_of_their_step
     kept = []
     step = module.training_step
     module.training_step = lambda batch, batch_idx: kept.append(step(batch, batch_idx)) or kept[-1]
-    trainer = Trainer(
-        accelerator="cpu",
-        callbacks=[*own, TrainingBar()],
-        logger=MetricsFile(tmp_path),
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        max_epochs=2,
-        limit_train_batches=6,
-        limit_val_batches=1,
-        gradient_clip_val=1.0,
-        log_every_n_steps=4,
-    )
+    few = {"max_epochs": 2, "limit_train_batches": 6, "limit_val_batches": 1, "log_every_n_steps": 4}
+    quiet = {"accelerator": "cpu", "enable_checkpointing": False, "enable_model_summary": False}
+    logging = {"callbacks": [*own, TrainingBar()], "logger": MetricsFile(tmp_path)}
+    trainer = Trainer(gradient_clip_val=1.0, **few, **quiet, **logging)
     with waits:
         trainer.fit(module, Digits(batch_size=20, augment=[RandomCrop(1), HorizontalFlip()], mixing=[MixUp()]))
         assert waits.steps == 8

@@ -130,14 +130,8 @@ def test_a_compiled_step_is_the_same_as_one_graph():
 def test_a_reconstruction_keeps_what_is_kept_and_tells_the_rest(normalise, dtype):
     """A decoder that tells zeros has the mean of each patch where pixels are normalised; 64-true has other weights."""
     sizes = {"in_channels": 2, "num_classes": 3, "emb_size": 8, "depth": 1, "num_heads": 2}
-    module = MAE(
-        ViT(image_size=(8, 12), patch_size=(2, 4), **sizes),
-        normalise_pixels=normalise,
-        decoder_emb_size=8,
-        decoder_depth=1,
-        decoder_num_heads=2,
-        mask_ratio=0.5,
-    ).to(dtype)
+    decoder = {"decoder_emb_size": 8, "decoder_depth": 1, "decoder_num_heads": 2, "mask_ratio": 0.5}
+    module = MAE(ViT(image_size=(8, 12), patch_size=(2, 4), **sizes), normalise_pixels=normalise, **decoder).to(dtype)
     torch.nn.init.zeros_(module.decoder.pixels.weight)
     images, keys = torch.rand(3, 2, 8, 12) + 1, torch.arange(3)
     masked, whole = module.reconstruct(images, keys)

@@ -25,19 +25,10 @@ def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
     seed_everything(0, verbose=False)
     network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=1, num_heads=2)
     norms, stopwatch = Norms(), Stopwatch()
-    run = Trainer(
-        accelerator="cpu",
-        callbacks=[norms, stopwatch, Monitor(stopwatch, 1000, (1, 8, 8))],
-        logger=MetricsFile(tmp_path),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        max_epochs=2,
-        limit_train_batches=6,
-        accumulate_grad_batches=2,
-        gradient_clip_val=0.01,
-        log_every_n_steps=2,
-    )
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    steps = {"max_epochs": 2, "limit_train_batches": 6, "accumulate_grad_batches": 2, "log_every_n_steps": 2}
+    own = {"callbacks": [norms, stopwatch, Monitor(stopwatch, 1000, (1, 8, 8))], "logger": MetricsFile(tmp_path)}
+    run = Trainer(accelerator="cpu", gradient_clip_val=0.01, **quiet, **steps, **own)
     run.fit(ViTClassifier(network), Digits(batch_size=20))
     rows = [row for row in read_metrics(tmp_path) if "optim/grad_norm" in row]
     assert [(row["step"], row["epoch"]) for row in rows] == [(1, 0), (3, 1), (5, 1)]
@@ -53,18 +44,14 @@ def test_norms_and_times_of_logged_steps(tmp_path, monkeypatch):
     ("device", "precision", "matmul_precision", "tflops"),
     [
         ("NVIDIA H100 80GB HBM3", "bf16-mixed", "highest", 989.4),
-        ("NVIDIA H100 80GB HBM3", "32-true", "high", 494.7),
         ("NVIDIA H100 80GB HBM3", "32-true", "highest", 66.9),
         ("NVIDIA H100 NVL", "16-mixed", "high", 835.5),
-        ("NVIDIA H200", "bf16-true", "high", 989.4),
         ("NVIDIA GH200 480GB", "bf16-mixed", "high", 989.4),
         ("NVIDIA GB200", "bf16-mixed", "high", 2500.0),
         ("NVIDIA L40S", "32-true", "medium", 183.0),
-        ("NVIDIA GeForce RTX 4090", "bf16-mixed", "high", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", "high", None),
         ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "bf16-mixed", "high", None),
         ("NVIDIA H100 80GB HBM3", "64-true", "high", None),
-        ("Tesla T4", "16-mixed", "high", None),
     ],
 )
 def test_peaks_are_those_of_dense_products(device, precision, matmul_precision, tflops):

@@ -48,10 +48,6 @@ def test_a_class_of_torch_gets_our_groups_and_its_own_arguments():
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
-def test_a_class_without_weight_decay_has_none():
-    assert settings_of("--optimizer.class_path=Rprop").optimizer.weight_decay == 0.0
-
-
 def test_an_optimizer_whose_step_takes_no_closure_is_refused_before_training(in_folder):
     (in_folder / "mine.py").write_text("import torch\n\nclass Slow(torch.optim.SGD):\n    def step(self): pass\n")
     with pytest.raises(UserError, match=r"mine.Slow: .*step\(\) got an unexpected keyword argument 'closure'"):
@@ -165,17 +161,3 @@ def test_numbers_that_make_no_tensor_are_refused(given, problem):
 def test_weights_of_classes_train_in_half_precision(in_folder):
     flags = [*SMALL, "--trainer.fast_dev_run=true", "--trainer.precision=bf16-true"]
     assert main(["fit", *flags, f"--loss={{class_path: CrossEntropyLoss, weight: {WEIGHTS}}}"]) == 0
-
-
-def test_a_later_class_or_name_replaces_the_earlier_one_and_keeps_the_other_options(in_folder):
-    (in_folder / "a.yaml").write_text("optimizer: {name: sgd, momentum: 0.5, weight_decay: 0.3}\n")
-    experiment = resolve(["--config=a.yaml", *SMALL, "--optimizer=torch.optim.NAdam"])
-    optimizer = flatten(experiment.config["optimizer"])
-    assert (optimizer["class_path"], optimizer["weight_decay"]) == ("torch.optim.NAdam", 0.3)
-    assert "name" not in optimizer
-    assert "momentum" not in optimizer
-    (in_folder / "b.yaml").write_text(experiment.to_yaml())
-    assert flatten(resolve(["--config=b.yaml"]).config["optimizer"]) == optimizer, "config.yaml says the same again"
-    again = resolve(["--config=b.yaml", "--optimizer.name=lion"]).config["optimizer"]
-    assert (again["name"], again["weight_decay"]) == ("lion", 0.3)
-    assert "momentum_decay" not in again

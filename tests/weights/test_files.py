@@ -143,36 +143,23 @@ def test_hostile_and_damaged_files_are_named(make, message, in_folder):
     assert "\n" not in problem
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({}, "the folder holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor model.safetensors, "),
-        ({"step-8/model.safetensors": "", "step-8/optimizer.pt": ""}, r"\(did you mean .*/step-8\?\)$"),
-        ({"version_0/epoch=2.ckpt": "", "hparams.yaml": ""}, r"\(did you mean .*/version_0/epoch=2.ckpt\?\)$"),
-        ({"model_best.pth.tar": "", "summary.csv": ""}, r"\(did you mean .*/model_best.pth.tar\?\)$"),
-        ({"adapter_config.json": "{}"}, "is an adapter of PEFT: give what its merge_and_unload"),
-        (
-            {"__0_0.distcp": "", "meta.pt": ""},
-            "which python -m lightning.*consolidate_checkpoint .*folder makes one file",
-        ),
-        ({"model.safetensors.index.json": '{"weight_map": {"a": "../a.safetensors"}}'}, "is no file beside it"),
-        ({"model.safetensors.index.json": '{"weight_map": 3}'}, "has no weight_map"),
-        ({"model.safetensors.index.json": "[" * 10**5}, "is no JSON"),
-        ({"pytorch_model.bin": "", "config.json": "{}"}, "holds no weights"),
-    ],
-    ids=[
-        "empty",
-        "of a Trainer",
-        "of Lightning",
-        "of timm",
-        "adapter",
-        "sharded",
-        "outside",
-        "no map",
-        "deep",
-        "no weights",
-    ],
-)
+FOLDERS = {
+    "empty": ({}, "the folder holds neither checkpoints/best.ckpt nor checkpoints/last.ckpt nor model.safetensors, "),
+    "of a Trainer": ({"step-8/model.safetensors": "", "step-8/optimizer.pt": ""}, r"\(did you mean .*/step-8\?\)$"),
+    "of Lightning": (
+        {"version_0/epoch=2.ckpt": "", "hparams.yaml": ""},
+        r"\(did you mean .*/version_0/epoch=2.ckpt\?\)$",
+    ),
+    "of timm": ({"model_best.pth.tar": "", "summary.csv": ""}, r"\(did you mean .*/model_best.pth.tar\?\)$"),
+    "adapter": ({"adapter_config.json": "{}"}, "is an adapter of PEFT: give what its merge_and_unload"),
+    "outside": ({"model.safetensors.index.json": '{"weight_map": {"a": "../a.safetensors"}}'}, "is no file beside it"),
+    "no map": ({"model.safetensors.index.json": '{"weight_map": 3}'}, "has no weight_map"),
+    "deep": ({"model.safetensors.index.json": "[" * 10**5}, "is no JSON"),
+    "no weights": ({"pytorch_model.bin": "", "config.json": "{}"}, "holds no weights"),
+}
+
+
+@pytest.mark.parametrize(("files", "message"), FOLDERS.values(), ids=FOLDERS)
 def test_folders_without_weights_are_named(files, message, tmp_path):
     save_file(WEIGHTS, tmp_path / "a.safetensors")
     folder = tmp_path / "folder"
