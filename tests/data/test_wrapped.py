@@ -79,13 +79,19 @@ def test_images_that_ranks_validate_twice_are_named(own):
     assert "; 2 ranks may validate an image twice (validate --ckpt RUN --trainer.devices=1 does not)" in data.notice
 
 
-def test_code_of_the_user_s_reads_its_own_data_module_on_the_trainer(own):
-    """PL#13940, with a name that our data has too: its classes were not there, and its batch size was our 64."""
+def test_code_of_the_user_s_reads_its_own_data_module_on_the_trainer(own, capsys):
+    """PL#13940, with a name that our data has too: its classes were not there, and its batch size was our 64.
+
+    PL#19838: that no predictions tell whether a logged accuracy is true is said, by each command that tests.
+    """
     flags = [flag for flag in FLAGS if "--model" not in flag]
     fit(resolve([*flags, "--data=my_scans.Named", "--module=my_scans.Reads", "--out=run"]))
     checkpoint = read_checkpoint(Path("run/checkpoints/last.ckpt"))
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.16
     assert checkpoint["Named"] == {"transform": "none"}
+    assert main(["test", "--ckpt=run", "--trust", "--out=test"]) == 0
+    said = "note        no report of the test images, and what it logs is held against no predictions"
+    assert capsys.readouterr().out.count(said) == 2
 
 
 @pytest.mark.parametrize("kind", ["Unvalidated", "Drawn"])

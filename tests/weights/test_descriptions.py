@@ -499,7 +499,7 @@ def test_an_arch_of_timm_prepares_the_images_and_without_it_a_note_names_the_cro
     model = load(tmp_path / "b.pth.tar", config=given)
     assert (model.std, model.centre_share) == (given["std"], 0.9)
     told = [note for note in model.notes if "of most weights" in note]
-    assert told[0].startswith("mean [0.5, 0.5, 0.5] of its images are those")
+    assert told[0].startswith("mean [0.5, 0.5, 0.5], interpolation bicubic of its images are those")
     assert "centre_share" not in told[0]
 
 

@@ -9,6 +9,7 @@ import timm
 import torch
 from tensors import randomise
 from torchvision import models
+from transformers import ViTConfig, ViTForImageClassification
 
 from vit_lightning import Digits, UserError, ViT, load, to_reference
 from vit_lightning.commands.export import export
@@ -30,7 +31,10 @@ def theirs():
 def test_a_file_of_weights_gets_what_it_does_not_tell(theirs, in_folder):
     torch.save({"state_dict": theirs.state_dict()}, "a.pth")
     images = torch.randn(2, 3, 16, 16)
-    with pytest.warns(UserWarning, match=r"a.pth: mean \[0.5, 0.5, 0.5\] and std .* are those of most weights of timm"):
+    with pytest.warns(
+        UserWarning,
+        match=r"a.pth: mean \[0.5, 0.5, 0.5\], std .*, interpolation bicubic of its images are those of most",
+    ):
         model = load("a.pth")
     assert isinstance(model.network, ViT)
     assert torch.allclose(model.network(images), theirs(images), atol=1e-5)
@@ -45,6 +49,19 @@ def test_a_file_of_weights_gets_what_it_does_not_tell(theirs, in_folder):
         name: facts[name] for name in ("mean", "std", "centre_share")
     }
     assert not any("mean" in note or "heads" in note for note in source.notes)
+
+
+def test_images_of_bare_weights_are_resized_as_those_of_most_of_their_family(theirs, in_folder):
+    """Of pytorch-deep-learning#1221: torchvision's transforms are bilinear, and no note named the interpolation."""
+    of_torchvision = models.VisionTransformer(16, 8, 1, 1, 64, 64, num_classes=3)
+    of_hf = ViTForImageClassification(ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=1))
+    by_torchvision = models.ViT_B_16_Weights.IMAGENET1K_V1.transforms().interpolation.value
+    by_timm = timm.get_pretrained_cfg("vit_base_patch16_224").interpolation
+    for network, mode in (of_torchvision, by_torchvision), (of_hf, "bilinear"), (theirs, by_timm):
+        torch.save(network.state_dict(), "bare.pth")
+        source = open_source("bare.pth")
+        assert source.view["interpolation"] == mode
+        assert any(f"interpolation {mode}" in note and "'interpolation': ..." in note for note in source.notes)
 
 
 def test_deit_has_the_statistics_of_imagenet(in_folder):

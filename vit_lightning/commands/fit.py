@@ -55,7 +55,6 @@ from vit_lightning.training.checkpoints import Checkpoints
 from vit_lightning.training.classifier import ViTClassifier
 from vit_lightning.training.endings import StopOnSignal, Watchdog
 from vit_lightning.training.lightning_detours import count_as_trained, logged_steps, wait_at_most
-from vit_lightning.training.mae import MAE
 from vit_lightning.training.monitor import FiniteGuard, Monitor
 from vit_lightning.training.optim import ConfiguredGroups
 from vit_lightning.training.own_state import OwnState
@@ -259,10 +258,6 @@ def _test(run: Run, results: Results) -> Results:
             file = io.BytesIO()  # numpy prints a traceback if it cannot finish a file
             np.savez_compressed(file, **table)  # type: ignore[arg-type]
             write_whole(run.folder / f"test_predictions{name and '-'}{name}.npz", file.getvalue())
-    if not tables[""] and type(run.module) not in (ViTClassifier, MAE):
-        why = f"test_step of {type(run.module).__name__} returns no logits, or batches are no (images, labels)"
-        several = f"there are {len(run.trainer.num_test_batches)} test loaders"
-        say(f"no report of the test images: {several if len(run.trainer.num_test_batches) > 1 else why}")
     return found
 
 

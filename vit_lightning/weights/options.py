@@ -121,6 +121,14 @@ def _gate(reader: ShapeReader) -> str | None:
     return None if not reader.has(gate) else "elements" if 3 * reader.size(gate) == reader.size(qkv) else "heads"
 
 
+def _projection_bias(reader: ShapeReader) -> bool:
+    return reader.has(f"{_HEADS}.projection.bias") or not reader.has(f"{_HEADS}.projection.weight")
+
+
+def _layer_scale(reader: ShapeReader) -> float | None:
+    return 1e-5 if reader.has(f"{ATTENTION}.layer_scale.scale") else None
+
+
 def _hidden(reader: ShapeReader) -> int:
     dictionary = f"{_ISTA}.dictionary"
     return reader.size(dictionary) if reader.has(dictionary) else reader.size(f"{_MLP}.contract.weight", 1)
@@ -188,12 +196,7 @@ TABLE = (
     Option("attention_norm", None, "attention.norm", _norm_of(f"{_HEADS}.norm")),
     Option("gate", None, "attention.gate", _gate),
     Option("projection", True, "attention.projection", _has(f"{_HEADS}.projection.weight")),
-    Option(
-        "projection_bias",
-        True,
-        "attention.projection_bias",
-        lambda reader: reader.has(f"{_HEADS}.projection.bias") or not reader.has(f"{_HEADS}.projection.weight"),
-    ),
+    Option("projection_bias", True, "attention.projection_bias", _projection_bias),
     Option("feed_forward", "mlp", tensors=_feed_forward),
     Option("hidden", 3072, tensors=_hidden),
     Option("activation", "gelu", "feed_forward.activation", module=f"{_MLP}.activation"),
@@ -201,12 +204,7 @@ TABLE = (
     Option("feed_forward_norm", None, "feed_forward.norm", _norm_of(f"{_MLP}.norm")),
     Option("step_size", None, "feed_forward.step_size", module=f"{_ISTA}.step_size"),
     Option("threshold", None, "feed_forward.threshold", module=f"{_ISTA}.threshold"),
-    _direct(
-        "layer_scale",
-        None,
-        lambda reader: 1e-5 if reader.has(f"{ATTENTION}.layer_scale.scale") else None,
-        f"{ATTENTION}.layer_scale.init",
-    ),
+    _direct("layer_scale", None, _layer_scale, f"{ATTENTION}.layer_scale.init"),
     Option("pool", "cls"),
     Option("pool_hidden", None, tensors=_size("head.pool.feed_forward.expand.weight")),
     Option("pool_activation", None, "pool.activation", module="head.pool.feed_forward.activation"),

@@ -147,12 +147,16 @@ def _opened(file: WeightsFile, known: _Known) -> Source:
         view = for_size(view, network.image_size) | {"in_channels": network.in_channels}
     view |= {"class_names": names, **known.facts}
     usual = usual_normalisation(network, family) if known.usual and view.get("in_channels") == 3 else {}
-    if assumed := {name: value for name, value in usual.items() if name not in view}:
+    usual |= {"interpolation": "bilinear" if family in ("torchvision", "hf") else "bicubic"} if usual else {}
+    told = {**(file.view or {}), **known.facts}
+    if assumed := {name: value for name, value in usual.items() if name not in told}:
         view |= assumed
-        text = " and ".join(f"{name} {value}" for name, value in assumed.items())
+        more = [] if {"centre_share", "resize"} & told.keys() else ["centre_share"]
+        text = ", ".join(f"{name} {value}" for name, value in assumed.items())
         text += f" of its images are those of most weights of {family}"
-        text += "" if "centre_share" in {**(file.view or {}), **known.facts} else ", centre_share 1.0 shows all of them"
-        notes += (f"{text}; nothing beside the file tells (config={{'mean': ..., 'std': ...}} gives others)",)
+        text += ", centre_share 1.0 shows all of them" * len(more)
+        gives = ", ".join(f"'{name}': ..." for name in (*assumed, *more))
+        notes += (f"{text}; nothing beside the file tells (config={{{gives}}} gives others)",)
     return Source(
         place=file.place,
         network=network,
@@ -217,7 +221,7 @@ def class_names_of(file: WeightsFile, classes: int | None = None) -> tuple[list[
     return (list(found) if are_named(found) or not isinstance(of_labels, Mapping) else None), ""
 
 
-def usual_normalisation(network: nn.Module, family: str) -> dict[str, list[float]]:
+def usual_normalisation(network: nn.Module, family: str) -> dict[str, Any]:
     """Returns mean and std of the images of most published weights of a family; nothing where they are not known."""
     if family not in _USUAL:
         return {}
