@@ -96,24 +96,14 @@ def bare_study(
 
 def _results(seed: int, right: np.ndarray, arm: str, draw: np.random.Generator) -> dict[str, Any]:
     seconds = 14.0 + len(arm) / 10 + draw.normal(0, 0.3)
-    return {
-        "seed": seed,
-        "parameters": 302_154 - (64 if "without" in arm else 0),
-        "flops": 2_996_992 - (600_000 if "without" in arm else 0),
-        "epochs": 30,
-        "steps": 630,
-        "best_step": 609,
-        "train_seconds": round(seconds, 3),
-        "images_per_second": round(38_000 / seconds, 1),
-        "val/loss": round(0.6 + draw.normal(0, 0.02), 7),
-        "val/acc": round(float(right.mean()) - 0.002, 7),
-        "test/loss": round(0.62 + draw.normal(0, 0.02), 7),
-        "test/acc": round(float(right.mean()), 7),
-        "train_images": 1294,
-        "test_images": len(right),
-        "seconds": round(seconds + 0.9, 3),
-        "peak_memory_mb": 612.0,
-    }
+    accuracy, is_smaller = float(right.mean()), "without" in arm
+    losses = {f"{split}/loss": round(0.6 + draw.normal(0, 0.02), 7) for split in ("val", "test")}
+    costs = {"parameters": 302_154 - 64 * is_smaller, "flops": 2_996_992 - 600_000 * is_smaller}
+    costs |= {"peak_memory_mb": 612.0, "images_per_second": round(38_000 / seconds, 1)}
+    costs |= {"train_seconds": round(seconds, 3), "seconds": round(seconds + 0.9, 3)}
+    about = {"seed": seed, "epochs": 30, "steps": 630, "best_step": 609, "train_images": 1294}
+    about |= {"test_images": len(right), "val/acc": round(accuracy - 0.002, 7), "test/acc": round(accuracy, 7)}
+    return {**about, **losses, **costs}
 
 
 def _write_run(

@@ -1,10 +1,8 @@
 """Scripts of ``experiments/benchmarks``: what they count, time and keep."""
 
-import collections
 import os
 import subprocess
 import sys
-from functools import partial
 
 import gpu
 import gpu_trainings
@@ -12,7 +10,7 @@ import pytest
 import throughput
 import torch
 import yaml
-from measuring import Rounds, paired_rounds
+from measuring import Rounds
 from runs import REPOSITORY
 from tensors import write_images
 
@@ -21,14 +19,10 @@ from vit_lightning.training.fast_paths import FastViT
 
 BENCHMARKS = REPOSITORY / "experiments" / "benchmarks"
 MOST_LAUNCHES = {
-    "AutoAugment": (175,),
     "RandAugment": (140,),
     "ThreeAugment": (156,),
     "cifar10_vit_tiny": (62, 81, 85, 12),
-    "cifar10_resnet18": (62, 121, 96, 2),
-    "crate_tiny": (34, 72, 81, 14),
     "deit3": (212, 91, 103, 37),
-    "vit_augreg": (197, 62, 78, 12),
 }
 """Launches of an augmentation; of a step with two blocks those of data, forward, backward and optimizer."""
 
@@ -75,21 +69,6 @@ def explicit(attention: torch.nn.MultiheadAttention, tokens: torch.Tensor) -> to
     return attention.out_proj((weights @ values).transpose(1, 2).flatten(2))
 
 
-def test_all_are_called_in_each_round_in_an_order_drawn_anew():
-    called: list[str] = []
-    steps = {name: lambda name=name: called.append(name) for name in "abc"}
-    waited: list[int] = []
-    result = paired_rounds(steps, 20, warmup=1, calls=2, synchronize=lambda: waited.append(len(called)))
-    assert called[:3] == ["a", "b", "c"]
-    groups = [called[3 + 6 * number :][:6] for number in range(20)]
-    assert all(collections.Counter(group) == dict.fromkeys("abc", 2) for group in groups)
-    assert len({tuple(group) for group in groups}) > 3
-    assert {name: len(seconds) for name, seconds in result.seconds.items()} == dict.fromkeys("abc", 20)
-    assert waited == [3, *range(5, 124, 2)], "waits after the warm-up and after each that is timed"
-    assert len(paired_rounds(steps, 20, limit_s=0.0).seconds["a"]) == 3
-    assert len(paired_rounds(steps, 20, limit_s=0.0, least=12).seconds["a"]) == 12
-
-
 def test_a_ratio_above_1_means_that_the_first_is_faster():
     result = Rounds({"ours": [1.0, 2.0, 4.0, 1.0], "theirs": [2.0, 4.0, 8.0, 8.0]})
     assert result.ratios("ours", "theirs") == [2.0, 2.0, 2.0, 8.0]
@@ -113,21 +92,6 @@ class Ablate:
         pass
 
 
-def test_a_study_with_another_config_does_not_take_the_runs_of_the_plan_for_its_own(tmp_path, monkeypatch):
-    place = gpu.Place(torch.device("cpu"), True, tmp_path, 0.0, tmp_path, tmp_path)
-    study = partial(gpu_trainings.study, place, "pretraining_1", 1, {}, "cifar10_mae_36_finetune", "cifar10_mae_36")
-    assert (gpu.EXPERIMENTS / "ablations/pretraining_1/runs.tar.xz").is_file()
-    monkeypatch.setattr(subprocess, "Popen", Ablate)
-    (tmp_path / "pretraining_1.log").write_text("stopped by SIGTERM")
-    with pytest.raises(gpu.Unfinished, match=r"^0 runs have ended; stopped by SIGTERM"):
-        study()
-    assert (tmp_path / "pretraining_1.tar.xz").is_file()  # what ended; a later call takes up the pieces beside it
-    gpu_trainings.take_up(tmp_path / "pretraining_1", place)
-    monkeypatch.setattr(Ablate, "returncode", 2)  # no later call goes on with a refused plan
-    with pytest.raises(RuntimeError, match="stopped by SIGTERM"):
-        study()
-
-
 def test_a_search_sees_no_test_image(tmp_path, monkeypatch):
     for split, name in (("train", "cat"), ("train", "dog"), ("test", "cat"), ("test", "dog")):
         write_images(tmp_path / "set" / split / name, 10)
@@ -142,14 +106,8 @@ def test_a_search_sees_no_test_image(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_all_of_it_at_a_small_size(tmp_path):
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "gpu.py"),
-        "--device=cpu",
-        "--small",
-        "--minutes=25",
-        f"--runs={tmp_path}",
-    ]
+    flags = ["--device=cpu", "--small", "--minutes=25", f"--runs={tmp_path}"]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert {file.name for file in (tmp_path / "trial").glob("*.json")} == {item.file for item in gpu.ITEMS}

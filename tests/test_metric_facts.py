@@ -11,13 +11,8 @@ from vit_lightning.report.units import unit_of
 
 
 def test_a_metric_is_added_by_one_row(monkeypatch):
-    row = MetricFacts(
-        lambda classes: MulticlassF1Score(classes, average="macro"),
-        goal="maximize",
-        label="macro F1",
-        percent=True,
-        stages=("val", "test"),
-    )
+    facts = {"goal": "maximize", "label": "macro F1", "percent": True, "stages": ("val", "test")}
+    row = MetricFacts(lambda classes: MulticlassF1Score(classes, average="macro"), **facts)
     monkeypatch.setitem(METRICS, "f1", row)
     network = ViT(image_size=8, patch_size=4, in_channels=1, num_classes=10, emb_size=16, depth=1, num_heads=2)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)

@@ -12,9 +12,8 @@ from PIL import Image
 from runs import SMALL
 from tensors import write_images
 
-from vit_lightning import CutMix, Digits, MixUp
+from vit_lightning import Digits
 from vit_lightning.cli import main
-from vit_lightning.commands.check_data import label_texts
 from vit_lightning.figures.pictures import pixels_of
 
 
@@ -98,14 +97,3 @@ def test_images_are_shown_with_the_pixels_that_they_have():
     data = Digits()
     images = data.dataset("train").images[:50]
     assert torch.equal(pixels_of(data.transform.normalise(images), data.mean, data.std), images)
-
-
-def test_mixed_labels_show_their_shares():
-    for mixing in (MixUp(), CutMix()):
-        data = Digits(mixing=[mixing])
-        batch = data.model_input(next(iter(data.train_dataloader())), completed=0)
-        texts = label_texts(batch, data.class_names)
-        assert len(texts) == 64
-        assert any(", " in text for text in texts)
-        shares = [[int(part.split()[0]) for part in text.split(", ")] for text in texts if ", " in text]
-        assert all(sum(share) == 100 for share in shares)

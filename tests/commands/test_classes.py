@@ -245,17 +245,6 @@ def test_names_of_a_hugging_face_config(control):
         assert load("hub").class_names is None
 
 
-def test_names_that_are_fewer_than_outputs_are_refused_or_left_out_with_a_note(control):
-    other_order({0: "cat", 1: "dog"}, [0, 1, 2])
-    with pytest.raises(UserError, match="classifier"):
-        load("hub")
-    export(ckpt="run", out=Path("ours"))
-    config = json.loads(Path("ours/config.json").read_text())
-    Path("ours/config.json").write_text(json.dumps({**config, "class_names": ["cat", "dog"]}))
-    with pytest.warns(UserWarning, match="the 2 names of classes beside it are not those of its 3 outputs"):
-        assert load("ours").class_names is None
-
-
 def test_a_trainer_without_our_command_maps_by_name_too(control):
     draw("few", {name: name for name in ("owl", "dog")})
     module = ViTClassifier.load_from_checkpoint("run/checkpoints/best.ckpt")

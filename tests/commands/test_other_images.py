@@ -13,7 +13,6 @@ from tensors import write_parquet
 
 from vit_lightning import UserError
 from vit_lightning.cli import main
-from vit_lightning.commands.embed import embed
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.trained import evaluate, predict
 from vit_lightning.config.resolve import resolve
@@ -167,14 +166,6 @@ def test_a_copy_of_the_images_of_the_training_keeps_its_cut_and_other_files_may_
     measure("--ckpt=flat", "--data.root=moved")
     assert counted("tested") == 47  # among them those of the training, whose names no checkpoint keeps
     assert "(if it holds images of the training, the accuracy is too high)" in capsys.readouterr().out
-
-
-def test_features_of_a_split_need_no_other(control):
-    shutil.rmtree("images/train")
-    assert len(np.load(embed(ckpt="run", out=Path("e.npz")))["label"]) == 24
-    assert len(np.load(embed(ckpt="run", out=Path("f.npz"), split="val"))["label"]) == 12
-    with pytest.raises(UserError, match=r"root=images has images of val and test, none of train"):
-        embed(ckpt="run", out=Path("g.npz"), split="train")
 
 
 def test_gray_statistics_are_not_given_to_images_in_colour(control, capsys):

@@ -137,16 +137,3 @@ def test_each_part_takes_an_option_of_its_own_typed_or_not(project, number, plac
     assert arguments["added"] == arguments[option] == value
     with pytest.raises(UserError, match=rf"{re.escape(place)}.*addded=.*there is no such option|addded"):
         resolve(["--config=project/exp.yaml", flag.replace('"added"', '"addded"')])
-
-
-def test_options_that_a_module_does_not_take_are_refused_in_a_file_as_on_the_command_line(project):
-    base = project / "base.yaml"
-    base.write_text("optimizer: {lr: 1e-3, warmup_epochs: 0}\ndata: {class_path: parts.Images}\n")
-    words = [f"--config={base}", "--module=parts.Module"]
-    expected = "optimizer.lr=0.001, optimizer.warmup_epochs=0: module.class_path=parts.Module takes no optimizer (--"
-    with pytest.raises(UserError, match=re.escape(expected)):
-        resolve(words)
-    assert not resolve([*words, "--optimizer=null"]).config["optimizer"]
-    words[0] = "--config=project/module.yaml"
-    with pytest.raises(UserError, match=r"optimizer\.name=sgd: module"):
-        resolve([*words, "--optimizer.name=sgd"])

@@ -85,9 +85,7 @@ def test_unknown_arguments_and_names_are_all_told_before_a_run():
     ("model", "option", "source"),
     [
         ({"class_path": "timm.create_model", "model_name": "vit_tiny_patch16_224"}, {"pretrained": True}, "timm"),
-        ({"class_path": "timm.models.vit_tiny_patch16_224"}, {"pretrained": True}, "timm"),
         ({"class_path": "torchvision.models.resnet18"}, {"weights": "IMAGENET1K_V1"}, "torchvision"),
-        ({"class_path": "torchvision.models.resnet18"}, {"weights": "DEFAULT"}, "torchvision"),
     ],
 )
 def test_weights_that_a_model_names_are_given_as_init_from(model, option, source, monkeypatch):

@@ -175,14 +175,8 @@ def test_bad_settings_are_named_at_once(made, named):
 )
 def test_affine_equals_torchvision_for_fixed_parameters(size, degrees, factor, right, down):
     images = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0))
-    theirs = v2.functional.affine(
-        images,
-        angle=degrees,
-        translate=[right, down],
-        scale=factor,
-        shear=[0.0, 0.0],
-        interpolation=v2.InterpolationMode.BILINEAR,
-    )
+    given = {"angle": degrees, "translate": [right, down], "scale": factor, "shear": [0.0, 0.0]}
+    theirs = v2.functional.affine(images, **given, interpolation=v2.InterpolationMode.BILINEAR)
     both = torch.ones(2)
     shifts = (2 * right / size[1] * both, 2 * down / size[0] * both)
     ours = affine(images, math.radians(degrees) * both, factor * both, *shifts)

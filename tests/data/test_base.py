@@ -3,16 +3,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-from vit_lightning import (
-    CutMix,
-    Digits,
-    HorizontalFlip,
-    MixUp,
-    RandomCrop,
-    UserError,
-    ViT,
-    ViTClassifier,
-)
+from vit_lightning import CutMix, Digits, HorizontalFlip, MixUp, RandomCrop, UserError, ViT, ViTClassifier
 from vit_lightning.data.splits import stratified_cut
 
 

@@ -307,15 +307,6 @@ def loader_of(data: ImageFolder, split: str):
     return {"train": data.train_dataloader, "val": data.val_dataloader, "test": data.test_dataloader}[split]()
 
 
-def test_damage_is_found_when_images_are_first_read_into_memory(tmp_path):
-    make_folder(tmp_path, "train", "val", "test", count=5)
-    bad = [tmp_path / "train" / "cat" / "003.jpg"]
-    damage(bad[0], "cut short")
-    with pytest.raises(UserError) as caught:
-        ImageFolder(root=tmp_path, image_size=8, min_area=1.0).setup("fit")
-    assert str(bad[0]) in caught.value.problems[0]
-
-
 def test_random_parts_are_not_kept(tmp_path):
     make_folder(tmp_path)
     assert not isinstance(ImageFolder(root=tmp_path, image_size=8, min_area=0.5).dataset("train"), Images)

@@ -27,18 +27,9 @@ SPLITS = [
 
 
 def epoch_of(rank=0, ranks=1, *, size=23, batch_size=3, seed=0, completed=0, batches=None, subset=None, repetitions=1):
-    requests = train_requests(
-        size=size,
-        batch_size=batch_size,
-        seed=seed,
-        completed=completed,
-        batches_per_epoch=train_batch_count(size, batch_size, ranks) if batches is None else batches,
-        rank=rank,
-        ranks=ranks,
-        subset=subset,
-        repetitions=repetitions,
-    )
-    return list(requests)
+    facts = {"size": size, "batch_size": batch_size, "seed": seed, "completed": completed, "subset": subset}
+    facts |= {"batches_per_epoch": train_batch_count(size, batch_size, ranks) if batches is None else batches}
+    return list(train_requests(**facts, rank=rank, ranks=ranks, repetitions=repetitions))
 
 
 @cache

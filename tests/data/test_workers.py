@@ -44,6 +44,7 @@ def read_and_end(how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_workers_that_were_asked_for_nothing_end_with_the_interpreter():
     """Not in a fork, which ends otherwise: from Python 3.12 on an interpreter that ends starts no threads."""
     script = "import torch, vit_lightning.data.batches as ours\n"

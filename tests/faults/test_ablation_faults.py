@@ -45,15 +45,9 @@ def write_plan(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "short.yaml").write_text("seed_everything: 0\n")
-    plan = {
-        "name": "p",
-        "config": "short.yaml",
-        "fixed": {**MICRO, **compare.pop("fixed", {})},
-        "arms": arms,
-        "baseline": next(iter(arms)),
-        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": max_seeds, **compare},
-        **({} if tune is None else {"tune": tune}),
-    }
+    plan = {"name": "p", "config": "short.yaml", "fixed": {**MICRO, **compare.pop("fixed", {})}, "arms": arms}
+    rules = {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": max_seeds, **compare}
+    plan |= {"baseline": next(iter(arms)), "compare": rules, **({} if tune is None else {"tune": tune})}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan, sort_keys=False))
 
 

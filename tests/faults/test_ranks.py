@@ -178,14 +178,8 @@ def whole(tmp_path_factory) -> dict[str, object]:
 @pytest.mark.parametrize("fault", ["1:13:batch_start:KILL", "0:20:after_backward:EXC", "0:16:val:KILL"])
 def test_row_10_torchrun_starts_ranks_again(tmp_path, whole, fault):
     with (tmp_path / "log.txt").open("w") as log:
-        done = subprocess.run(
-            ["bash", "-c", script_of("torchrun")],
-            cwd=tmp_path,
-            env=environment(fault),
-            stdout=log,
-            stderr=log,
-            timeout=300,
-        )
+        where = {"cwd": tmp_path, "env": environment(fault), "stdout": log, "stderr": log}
+        done = subprocess.run(["bash", "-c", script_of("torchrun")], timeout=300, **where)
     assert done.returncode == 0, harness.log(tmp_path)[-3000:]
     assert "resumes after" in harness.log(tmp_path)
     assert not harness.differences(whole, harness.outcome(tmp_path))

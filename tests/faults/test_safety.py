@@ -84,15 +84,7 @@ COMMANDS = ("test", "predict", "init_from", "resume")
 
 @pytest.mark.parametrize(
     ("evil", "command"),
-    [
-        *((zip_file, command) for command in COMMANDS),
-        *((kind, "test") for kind in (legacy, raw_pickle)),
-        *(
-            pytest.param(kind, command, marks=pytest.mark.full)
-            for kind in (legacy, raw_pickle)
-            for command in COMMANDS[1:]
-        ),
-    ],
+    [*((zip_file, command) for command in COMMANDS), *((kind, "test") for kind in (legacy, raw_pickle))],
     indirect=["evil"],
 )
 def test_row_23_a_pickle_does_not_run(evil, tmp_path, trained, command):

@@ -7,7 +7,7 @@ from references import randomise
 from sklearn.metrics.pairwise import cosine_similarity, linear_kernel
 from sklearn.preprocessing import KernelCenterer
 
-from vit_lightning import ISTA, MSSA, ClassTokenAndMeanPool, CrateBlock, ViT
+from vit_lightning import ISTA, MSSA, CrateBlock, ViT
 from vit_lightning.inspect.survey import survey
 from vit_lightning.inspect.tokens import (
     cka,
@@ -140,13 +140,7 @@ def test_a_survey_has_a_row_for_each_layer():
     assert (found.reader, found.before) == ("the class token", ["class token", "register 1", "register 2"])
     found = survey(vit(class_token=False, pool="mean"), images)
     assert (found.reader, found.before) == ("the pooled patches", [])
-    found = survey(vit(distillation_token=True), images)
-    assert (found.reader, found.before) == (
-        "the class and the distillation token",
-        ["class token", "distillation token"],
-    )
-    found = survey(vit(pool=ClassTokenAndMeanPool), images)
-    assert found.reader == "the pooled patches and tokens before them"
+    assert survey(vit(distillation_token=True), images).reader == "the class and the distillation token"
     timm = pytest.importorskip("timm").create_model("vit_tiny_patch16_224", img_size=32, depth=2, reg_tokens=2)
     found = survey(timm, torch.randn(1, 3, 32, 32))
     assert (found.reader, found.before) == ("the class token", ["class token", "register 1", "register 2"])

@@ -102,6 +102,7 @@ def test_runs_are_grouped_by_what_differs_but_for_the_seed_and_drawn_as_bands(tm
     assert read_sets(tmp_path / "many")[0].keys == [], "7 options are too many levels"
 
 
+@pytest.mark.full
 def test_a_workspace_of_runs_arrives_at_the_server(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / "runs" / f"seed{seed}", seed=seed)

@@ -344,13 +344,6 @@ def test_every_option_in_which_an_arm_differs_is_on_the_first_screen(tmp_path):
     assert any(line.startswith("'mean' [model.pool=mean, trainer.max_epochs=60") for line in report.sentences)
 
 
-def test_means_and_a_difference_of_opposite_signs_have_the_reason_beside():
-    results = {"cls": [0.9] * 7, "mean": [0.91, 0.92, 0.91, 0.92, 0.91, 0.92, 0.5, 0.5]}
-    report = make_report(bare_study(results, images=None, smallest_effect=0.05))
-    assert report.analysis.comparisons[0].n == 6
-    assert any("the signs differ: by these seeds, not by all" in note for note in report.notes)
-
-
 def test_the_range_for_new_images_of_a_small_test_set_is_no_wider_than_its_images_tell(tmp_path):
     """Where by chance hardly anything varies over seeds, degrees of freedom below 1 made it 25 points wide."""
     widths = []

@@ -263,6 +263,7 @@ def test_a_server_that_dies_in_mid_run_keeps_nothing_from_the_run(tmp_path, serv
     assert (tmp_path / "run/wandb/unsent").is_file(), "a resume sends them"
 
 
+@pytest.mark.full
 def test_how_to_resume_is_said_though_a_server_that_died_takes_all_the_time_after_a_signal(tmp_path, server):
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url, "TEST_LIMIT": "2"}
     process = start(tmp_path, "fit", *SMALL, "--out=run", "--trainer.max_epochs=400", **online)
@@ -302,6 +303,7 @@ class Mine(Callback):
 """
 
 
+@pytest.mark.full
 def test_a_run_that_is_killed_behind_its_results_sends_them_when_it_is_resumed(tmp_path, server):
     (tmp_path / "parts.py").write_text(KILLED)
     online = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
@@ -337,15 +339,10 @@ def test_a_run_of_an_agent_has_the_agent_s_id_and_project_everywhere(tmp_path, s
 
 
 def test_the_runs_of_an_ablation_carry_group_arm_and_seed_and_are_sent_together(tmp_path, server, monkeypatch):
-    plan = {
-        "name": "pool",
-        "config": "short.yaml",
-        "arms": {"cls": {"model.pool": "cls"}, "the mean": {"model.pool": "mean"}},
-        "fixed": {key: parse_yaml(value, key) for key, value in read_flags(SMALL)},
-        "baseline": "cls",
-        "seeds": {"first": 7},
-        "compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6},
-    }
+    arms = {"cls": {"model.pool": "cls"}, "the mean": {"model.pool": "mean"}}
+    plan = {"name": "pool", "config": "short.yaml", "arms": arms, "baseline": "cls", "seeds": {"first": 7}}
+    plan |= {"fixed": {key: parse_yaml(value, key) for key, value in read_flags(SMALL)}}
+    plan |= {"compare": {"metric": "test/acc", "smallest_effect": 0.01, "max_seeds": 6}}
     (tmp_path / "short.yaml").write_text("optimizer: {lr: 0.01}\n")
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     monkeypatch.chdir(tmp_path)

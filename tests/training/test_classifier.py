@@ -123,14 +123,6 @@ def test_predictions_of_loaders_of_the_user_s_own(kind):
     assert [values.tolist() for values in found.values()] == ([[0, 1, 2, 3, 4]] if "labels" in kind else [])
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
-def test_other_precisions_train_with_clipping(precision):
-    seed_everything(0, verbose=False)
-    run = trainer(precision=precision, gradient_clip_val=1.0, limit_train_batches=3)
-    run.fit(ViTClassifier(small()), Digits())
-    assert torch.isfinite(run.callback_metrics["train/loss"])
-
-
 def test_losses_are_means_over_images_whatever_the_batches():
     seed_everything(0, verbose=False)
     module, data = ViTClassifier(small(), loss=LossConfig(label_smoothing=0.1)), Digits(batch_size=1000)

@@ -69,18 +69,10 @@ def test_pixels_loss_and_gradients_are_those_of_transformers(normalise):
     peer.vit.embeddings.initialize_weights()
     peer.decoder.initialize_weights(36)
     peer = peer.double()
-    vit = ViT(
-        image_size=24,
-        patch_size=4,
-        num_classes=3,
-        emb_size=16,
-        depth=2,
-        num_heads=2,
-        positions=partial(SinCos2dPositions, form="mae"),
-    )
-    ours = MAE(
-        vit, normalise_pixels=normalise, decoder_emb_size=8, decoder_depth=2, decoder_num_heads=2, mask_ratio=0.7
-    ).double()
+    sizes = {"image_size": 24, "patch_size": 4, "num_classes": 3, "emb_size": 16, "depth": 2, "num_heads": 2}
+    vit = ViT(**sizes, positions=partial(SinCos2dPositions, form="mae"))
+    decoder = {"decoder_emb_size": 8, "decoder_depth": 2, "decoder_num_heads": 2, "mask_ratio": 0.7}
+    ours = MAE(vit, normalise_pixels=normalise, **decoder).double()
     peer.config.mask_ratio = peer.vit.embeddings.config.mask_ratio = 0.7
     for weight in peer.parameters():
         weight.data += 0.1 * torch.randn_like(weight) * weight.requires_grad
