@@ -106,6 +106,14 @@ def test_tokens_and_features_are_those_of_the_network(trained):
     assert torch.allclose(model.embed([Image.fromarray(gray[0])]), features[:1], atol=1e-6)
 
 
+def test_files_are_gray_for_a_model_of_gray_images(trained, in_folder):
+    images, model = Digits().dataset("test").images[:4, 0].numpy(), load(trained[0])
+    files = [f"{mode}.png" for mode in ("L", "RGB", "RGBA", "LA")]
+    for image, file in zip(images, files, strict=True):
+        Image.fromarray(image).convert(file.partition(".")[0]).save(file)
+    assert [one[1:] for one in model.predict(files)] == [one[1:] for one in model.predict([*images])]
+
+
 def test_what_is_no_image_is_named(trained, in_folder):
     model = load(trained[0])
     Path("a.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more than this")

@@ -21,7 +21,7 @@ from vit_lightning import UserError
 from vit_lightning.cli import main
 from vit_lightning.commands.fit import fit
 from vit_lightning.commands.module import compile_chosen
-from vit_lightning.commands.resume import note_changes, read_run, refuse_changes
+from vit_lightning.commands.resume import changed_arguments, note_changes, read_run, refuse_changes
 from vit_lightning.commands.trained import evaluate
 from vit_lightning.config.resolve import resolve
 from vit_lightning.report.dashboard import SECTIONS
@@ -304,6 +304,13 @@ def test_a_config_remembers_what_it_was_and_a_group_allows_its_own_keys_alone(tm
     with pytest.raises(UserError) as caught:
         refuse_changes({"optimizer.lr": (1, 2), "optimizers": (1, 2)}, ["optimizer"], path)
     assert [problem.split("=")[0] for problem in caught.value.problems] == ["optimizers"]
+
+
+def test_arguments_of_a_callback_are_compared_with_those_of_its_class_wherever_it_stood():
+    stops, other = {"class_path": "a.Stops", "patience": 1, "mode": "min"}, {"class_path": "a.Other"}
+    lists = [stops], [other, {**stops, "patience": 2}]
+    before, now = ({"trainer": {"callbacks": given}} for given in lists)
+    assert changed_arguments(before, now) == [{"class_path"}, {"patience"}]
 
 
 @pytest.mark.parametrize(

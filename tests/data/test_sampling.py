@@ -212,14 +212,3 @@ def test_repetitions_show_fewer_images_each_with_keys_of_its_own(repetitions):
     assert len(pairs & first) == len(set(shown))  # once with the key that it has without repetitions
     assert pairs == keyed(requests_of(0, 1, repetitions=repetitions, batch_size=7))
     assert pairs == keyed([r for rank in (0, 1) for r in requests_of(rank, 2, repetitions=repetitions)])
-
-
-def test_a_batch_is_images_and_labels_and_goes_to_a_device_with_the_rest():
-    batch = images().__getitems__(Request([3, 1], [7, 8])).replace(augmented=1)
-    pixels, labels = batch
-    assert (pixels, labels) == (batch[0], batch[1]) == batch[:2] == (batch.images, batch.labels)
-    assert len(batch) == 2
-    assert batch.to(torch.device("cpu")) is batch
-    moved = batch.to(torch.device("meta"))
-    assert {part.device.type for part in vars(moved).values() if isinstance(part, torch.Tensor)} == {"meta"}
-    assert (moved.images.shape, moved.targets, moved.augmented) == (pixels.shape, None, 1)

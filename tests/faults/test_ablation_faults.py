@@ -351,8 +351,10 @@ def test_an_arm_that_cannot_be_timed_is_named_before_any_run(in_arms):
     with pytest.raises(UserError, match=r"compare.equal=time: steps could not be timed: model.depth=9 is more than"):
         ablate(AblateConfig(Path("plan.yaml"), out=Path("out"), workers=1))
     assert not Path("out/runs").exists()
-    longer = {"good": {}, "bad": {"trainer.max_epochs": 3}}
+    stops = [{"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {"monitor": "val/loss"}}]
+    longer = {"good": {}, "bad": {"trainer.max_epochs": 3, "trainer.callbacks": stops}}
     write_plan(in_arms, longer, equal="time", fixed={"trainer.max_time": "1:0:0:0"})
     with pytest.raises(UserError) as caught:
         read_plan(Path("plan.yaml"))
-    assert "compare.equal=time: trainer.max_time ends a schedule before its time (leave it out)" in str(caught.value)
+    for name in ("trainer.max_time", "EarlyStopping"):
+        assert f"compare.equal=time: {name} ends a schedule before its time (leave it out)" in str(caught.value)

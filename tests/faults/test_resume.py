@@ -186,6 +186,15 @@ def test_row_03_each_pair_of_kills_one_or_two_steps_apart(tmp_path, uninterrupte
     check_chain(tmp_path, uninterrupted(*VARIANTS[variant]), *faults, flags=VARIANTS[variant])
 
 
+@pytest.mark.full
+def test_row_17_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path, killed):
+    copy(killed, tmp_path)
+    change = ("--optimizer.lr=0.5", "--allow-config-change=optimizer.lr")
+    assert harness.resume(tmp_path, *change, fault="0:13:batch_start:KILL") == -9
+    assert harness.resume(tmp_path) == 0, harness.log(tmp_path)
+    assert (tmp_path / "run/config.yaml").read_text().count("# optimizer.lr was") == 1
+
+
 def test_row_05_the_number_of_workers_may_change(tmp_path, killed, whole):
     copy(killed, tmp_path)
     assert harness.resume(tmp_path, "--data.num_workers=2") == 0, harness.log(tmp_path)

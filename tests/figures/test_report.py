@@ -120,11 +120,6 @@ def test_a_sample_is_balanced_and_spread(classes, count, each):
     assert np.ptp(np.array(chosen)[labels[chosen] == shown[0]]) >= (each - 1) * (1000 // classes) // each
 
 
-def test_a_sample_takes_what_there_is():
-    assert balanced([1, 0, 1, 1], 40) == [1, 0, 2, 3]
-    assert balanced([], 40) == []
-
-
 def test_losses_that_differ_in_kind_share_no_panel():
     rows = [{"step": 9, "val/loss": 2.0, "val/acc": 0.25}, {"step": 9, "train/loss": 1.0, "train/acc": 0.5}]
     plain = curves(rows, "run", best_step=10).axes

@@ -223,6 +223,11 @@ class Rated(Logging):
         makers = {
             "step": lambda: schedules.StepLR(sgd, self.every, 0.5),
             "warm": lambda: schedules.LambdaLR(sgd, lambda step: min(1, (step + 1) / self.every)),
+            "late": lambda: schedules.LambdaLR(sgd, lambda step: float(step >= self.every)),
+            "rising": lambda: schedules.LinearLR(sgd, self.every / 10, total_iters=3),
+            "two": lambda: schedules.SequentialLR(
+                sgd, [schedules.ConstantLR(sgd, 0.5, 10), schedules.StepLR(sgd, 1, 0.5)], [self.every]
+            ),
         }
         return [sgd], [{"scheduler": makers[self.kind](), "interval": "step"}] if self.kind else []
 

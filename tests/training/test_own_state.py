@@ -222,7 +222,15 @@ def test_layers_that_are_made_late_and_a_part_of_the_weights_are_restored_as_in_
     [
         ("", {"lr": 0.02}, [0.02] * 5),
         ("step", {"every": 3}, [0.1, 0.1, 0.05, 0.05, 0.05]),
-        pytest.param("warm", {"lr": 0.02}, [0.02] * 5, marks=pytest.mark.full),
+        *(
+            pytest.param(*given, marks=pytest.mark.full)
+            for given in (
+                ("warm", {"lr": 0.02}, [0.02] * 5),
+                ("late", {"every": 0}, [0.1] * 5),
+                ("rising", {"every": 1}, [0.1] * 5),
+                ("two", {"lr": 0.02}, [0.01, 0.02, 0.01, 0.005, 0.0025]),
+            )
+        ),
     ],
 )
 def test_a_rate_or_schedule_that_a_resumed_module_is_given_holds(kind, change, expected):
