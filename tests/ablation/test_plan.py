@@ -25,10 +25,9 @@ def runs_before(plan: Path) -> list[str]:
     return re.findall(r"^#   lightning (fit .*)", plan.read_text().replace("\\\n#    ", ""), re.MULTILINE)
 
 
-KINDS = ("pooling", "compact_transformers", "families", "optimizers", "cifar10_95")
-"""Plans of which each is of another kind: the others name options and configs as one of them does."""
+ALIKE = [f"inductive_bias_{share}" for share in (3, 10, 30, 100)]
 SHIPPED = [
-    pytest.param(path, marks=() if path.stem in KINDS else pytest.mark.full, id=path.stem)
+    pytest.param(path, marks=pytest.mark.full if path.stem in ALIKE or runs_before(path) else (), id=path.stem)
     for path in sorted((REPOSITORY / "experiments" / "ablations").glob("*.yaml"))
 ]
 
