@@ -159,7 +159,6 @@ def test_the_installed_command_trains_and_loads_nothing_that_it_does_without(ins
     assert not LATE & {*(tmp_path / "loaded.txt").read_text().split()}
 
 
-@pytest.mark.full
 def test_two_processes_train_and_count_each_image_once(lightning, tmp_path):
     flags = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp", "--data.batch_size=50"]
     arguments = ("fit", *SMALL, *flags, "--trainer.max_epochs=2", "--out=run")

@@ -349,3 +349,9 @@ def test_another_accuracy_that_the_config_asks_for_is_no_false_one(in_folder, ca
     assert results["test/accuracy"] > results["test/acc"] + 0.02
     assert results["test/acc_low"] < results["test/acc"] < results["test/acc_high"]
     assert "is not that of the logits" not in capsys.readouterr().out
+
+
+def test_a_step_accumulates_no_more_batches_than_an_epoch_has(in_folder, capsys):
+    """PL#21808: a step was said to see 30 batches of 64, of 21 in an epoch."""
+    assert fit(resolve([*SMALL, "--trainer.accumulate_grad_batches=30"]))["steps"] == 1
+    assert "1 step, batch size 64 x 21 accumulated = 1344\n" in capsys.readouterr().out

@@ -101,7 +101,7 @@ class Trained(LightningModule):
 class Named(Module):
     batch_size, transform = 16, "none"
 
-    def setup(self, stage):
+    def setup(self, *, stage):
         super().setup(stage)
         self.classes = [*"abcdefghij"]
 
@@ -110,8 +110,19 @@ class Named(Module):
 
 
 class Reads(Trained):
+    def __init__(self):
+        super().__init__()
+        del self.layer  # else None were a part of the module
+        self.layer = None
+        self.register_buffer("batches", torch.zeros(()))
+
     def setup(self, stage):
-        self.layer = torch.nn.Linear(64, len(self.trainer.datamodule.classes))
+        if self.layer is None:
+            self.layer = torch.nn.Linear(64, len(self.trainer.datamodule.classes))
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.batches += self.training
+        return batch
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), self.trainer.datamodule.batch_size / 100)

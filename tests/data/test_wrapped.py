@@ -85,13 +85,14 @@ def test_code_of_the_user_s_reads_its_own_data_module_on_the_trainer(own, capsys
     PL#19838: that no predictions tell whether a logged accuracy is true is said, by each command that tests.
     """
     flags = [flag for flag in FLAGS if "--model" not in flag]
-    fit(resolve([*flags, "--data=my_scans.Named", "--module=my_scans.Reads", "--out=run"]))
-    checkpoint = read_checkpoint(Path("run/checkpoints/last.ckpt"))
+    flags += ["--data=my_scans.Named", "--module=my_scans.Reads", "--trainer.max_epochs=2"]
+    checkpoint = whole_and_resumed("fit", *flags, kill=5)  # with the layer that its setup has made in place of None
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.16
     assert checkpoint["Named"] == {"transform": "none"}
+    assert checkpoint["state_dict"]["batches"] == checkpoint["global_step"], "Lightning calls the module's own hook too"
     assert main(["test", "--ckpt=run", "--trust", "--out=test"]) == 0
     said = "note        no report of the test images, and what it logs is held against no predictions"
-    assert capsys.readouterr().out.count(said) == 2
+    assert capsys.readouterr().out.count(said) >= 2
 
 
 @pytest.mark.parametrize("kind", ["Unvalidated", "Drawn"])
@@ -453,6 +454,9 @@ def test_a_data_module_whose_splits_number_classes_by_themselves_is_refused(name
     data = WrappedDataModule(module=Zoo(train=train, val=train[:2]), in_channels=3, image_size=None)
     assert data.class_names == train
     data.val_dataloader()
+    loaders = LightningDataModule.from_datasets(Digits().dataset("train"), num_workers=0)  # attributes of the instance
+    found = WrappedDataModule(module=loaders, num_classes=10, image_size=8, in_channels=1)
+    assert (found.has("train"), found.has("val")) == (True, False)
     data = WrappedDataModule(module=Zoo(train=train, val=names))
     with pytest.raises(UserError, match=f"for val has the classes {', '.join(names)}, that for train cat, dog, eel"):
         data.val_dataloader()

@@ -358,3 +358,16 @@ def test_an_arm_that_cannot_be_timed_is_named_before_any_run(in_arms):
         read_plan(Path("plan.yaml"))
     for name in ("trainer.max_time", "EarlyStopping"):
         assert f"compare.equal=time: {name} ends a schedule before its time (leave it out)" in str(caught.value)
+
+
+@pytest.mark.parametrize("validations", [0, 1, 3, 30])
+@pytest.mark.parametrize("per_epoch", [1, 7, 400])
+def test_steps_of_equal_time_are_near_and_end_with_a_validation(validations, per_epoch):
+    timer = timing.Timer(None)
+    timer.per_epoch = timer.batches = per_epoch
+    for steps in (1.4**power for power in range(35)):
+        options = timing._options(timer, steps, validations)
+        most, between = options["trainer.max_steps"], options.get("trainer.val_check_interval")
+        assert abs(most - steps) <= max(1.0, 0.03 * steps)
+        assert (between is None) == (validations == 0)
+        assert not between or (most % between == 0 and most / between <= 1.25 * validations)

@@ -152,3 +152,11 @@ def test_a_block_of_the_user_s_own_gets_all_that_the_others_get():
     assert isinstance(vit.encoder[0].norm, RMSNorm)
     with pytest.raises(UserError, match="block: Gated is no block of ours"):
         to_reference(vit, family="timm")
+
+
+def test_attention_dropout_zeroes_the_asked_share_and_scales_the_rest():
+    torch.manual_seed(0)
+    zeros, values = torch.zeros(4, 8, 32, 32), torch.eye(32).expand(4, 8, 32, 32)
+    weights = DotProductAttention(1.0, dropout=0.25)(zeros, zeros, values) * 32
+    assert abs((weights == 0).float().mean() - 0.25) < 5 * (0.25 * 0.75 / weights.numel()) ** 0.5
+    assert torch.allclose(weights[weights != 0], torch.tensor(1 / 0.75))

@@ -15,7 +15,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from vit_lightning import Digits, UserError, ViT, ViTClassifier
 from vit_lightning.data.wrapped import WrappedDataModule
 from vit_lightning.errors import Diverged
-from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, read_checkpoint
+from vit_lightning.storage.checkpoint_files import AtomicCheckpointIO, load_network, read_checkpoint
 from vit_lightning.training.callbacks import StepSeeds
 from vit_lightning.training.checkpoints import CheckpointConfig, Checkpoints
 from vit_lightning.training.monitor import FiniteGuard
@@ -170,3 +170,9 @@ def test_of_what_several_loaders_log_one_is_chosen(tmp_path):
     assert fit("val/acc/dataloader_idx_1") == 1.0
     with pytest.raises(UserError, match="choose val/acc/dataloader_idx_0, val/acc/dataloader_idx_1"):
         fit("val/acc")
+
+
+def test_a_checkpoint_of_another_architecture_names_the_difference(tmp_path):
+    weights = {f"network.{name}": value for name, value in network().state_dict().items()}
+    with pytest.raises(UserError, match="another architecture"):
+        load_network(network(depth=2, emb_size=16), {"state_dict": weights}, tmp_path)

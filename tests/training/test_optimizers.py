@@ -68,6 +68,17 @@ def test_muon_is_torch_s_with_torch_s_adamw_for_the_rest():
 PLAIN = {"foreach": False, "fused": False}
 
 
+@pytest.mark.parametrize("name", ["adamw", "lamb", "lion", "muon", "sgd"])
+def test_an_optimizer_continues_from_its_state(name):
+    straight, stopped = network(), network()
+    train(straight, ours(straight, name=name), steps=8)
+    train(stopped, first := ours(stopped, name=name), steps=3)
+    second = ours(stopped, name=name)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    train(stopped, second, steps=5, first=3)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), stopped.parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "reference", "more", "tolerance"),
     [

@@ -53,7 +53,7 @@ def test_a_file_of_weights_gets_what_it_does_not_tell(theirs, in_folder):
 
 def test_images_of_bare_weights_are_resized_as_those_of_most_of_their_family(theirs, in_folder):
     """Of pytorch-deep-learning#1221: torchvision's transforms are bilinear, and no note named the interpolation."""
-    of_torchvision = models.VisionTransformer(16, 8, 1, 1, 64, 64, num_classes=3)
+    of_torchvision = models.VisionTransformer(224, 32, 1, 1, 64, 64, num_classes=3)
     of_hf = ViTForImageClassification(ViTConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=1))
     by_torchvision = models.ViT_B_16_Weights.IMAGENET1K_V1.transforms().interpolation.value
     by_timm = timm.get_pretrained_cfg("vit_base_patch16_224").interpolation

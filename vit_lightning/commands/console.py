@@ -215,7 +215,7 @@ def _length(trainer: Trainer, data: ImageData) -> str:
         to_go = f" of {total:,} ({_epochs((total - done) / per_epoch)} left)" if total else ""
         parts = [f"resumes after step {done:,}{to_go}"]
     if data.own_loaders:
-        factors = [(trainer.world_size, "devices"), (trainer.accumulate_grad_batches, "accumulated")]
+        factors = [(trainer.world_size, "devices"), (min(trainer.accumulate_grad_batches, batches), "accumulated")]
         product = "".join(f" x {number} {name}" for number, name in factors if number > 1)
         size = data.batch_size * math.prod(number for number, _ in factors)
         parts.append(f"batch size {data.batch_size}{product}{f' = {size}' * bool(product)}")

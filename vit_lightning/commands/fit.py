@@ -41,7 +41,7 @@ from vit_lightning.config.files import Config, as_list
 from vit_lightning.config.own_files import keep_own_files, use_files
 from vit_lightning.data.batches import DamagedImage
 from vit_lightning.data.per_image import seeded
-from vit_lightning.errors import UserError, counted, reading
+from vit_lightning.errors import UserError, counted, reading, refuse
 from vit_lightning.figures.curves import draw_curves
 from vit_lightning.figures.test_report import report_test
 from vit_lightning.figures.validation_pictures import ValidationPictures
@@ -234,7 +234,11 @@ def end_in_wandb(wandb: RunLogger, results: Results) -> None:
 
 
 def _memory_note(run: Run) -> str:
-    """Says that a batch will not fit into the memory that is free, as it is counted; else nothing."""
+    """Says that a batch will not fit into the memory that is free, as it is counted; else nothing.
+
+    Raises:
+        UserError: it takes more than ten times of it.
+    """
     data, trainer, flops = run.experiment.data, run.trainer, run.facts["flops"] or 0
     device = trainer.strategy.root_device
     if flops * data.batch_size < MANY_FLOPS:
@@ -243,7 +247,9 @@ def _memory_note(run: Run) -> str:
     ranks = trainer.num_devices if device.type == "cpu" else 1
     taken, free = ranks * training_bytes(*given), free_memory(device)
     text = f"a step takes about {in_bytes(taken)} of memory with AdamW, and {in_bytes(int(min(free, taken)))} are free"
-    return row("note", f"{text} (give a smaller data.batch_size)") if taken > free else ""
+    text += " (give a smaller data.batch_size or data.image_size)"
+    refuse([text] if taken > 10 * free else [])  # it would take all of the machine
+    return row("note", text) if taken > free else ""
 
 
 def _test(run: Run, results: Results) -> Results:

@@ -234,7 +234,7 @@ def measure_test(trainer: Trainer, module: LightningModule, data: ImageData, pre
     if not tables[""] and not type(module).__module__.startswith("vit_lightning."):
         why = f"test_step of {type(module).__name__} returns no logits, or batches are no (images, labels)"
         why = f"there are {loaders} test loaders" if (loaders := len(trainer.num_test_batches)) > 1 else why
-        unheld = "what it logs is held against no predictions (a tensor is the mean over batches, a Metric over images)"
+        unheld = "what it logs is held against no predictions (tensors are averaged over batches by their sizes)"
         say(row("note", f"no report of the test images, and {unheld}: {why}"))
     return results, tables
 

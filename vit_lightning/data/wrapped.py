@@ -275,6 +275,7 @@ class WrappedDataModule(ImageData):
     ) -> None:
         super().__init__()
         self.module = module
+        self._own = {name: getattr(module, name) for name in OURS} if isinstance(module, LightningDataModule) else {}
         if not self.has("train"):
             raise UserError(f"{self.title} has no train_dataloader")
         size: Any = image_size or getattr(module, "image_size", None)
@@ -286,7 +287,7 @@ class WrappedDataModule(ImageData):
             with named(f"{self.title}: its first batch ({way_out}): ", others=True), seeded():
                 tried = copy.deepcopy(module)  # one may give other loaders, or count, at each call
                 tried.prepare_data()
-                tried.setup("fit")
+                tried.setup(stage="fit")
                 loader = tried.train_dataloader()
                 batch = next(iter(loader))
             self._trained = _class_names(getattr(loader, "dataset", None))
@@ -307,7 +308,7 @@ class WrappedDataModule(ImageData):
             raise UserError(f"class_names has {len(names)} names for {count} classes")
         names = names or (self._trained if len(self._trained or ()) == count else None)
         self.class_names = [str(name) for name in names or range(count)]
-        if isinstance(module, LightningDataModule):  # whose attributes the user's code reads on the Trainer's
+        if isinstance(module, LightningDataModule):  # whose attributes the user's code reads on the Trainer
             vars(module).update({name: getattr(self, name) for name in OURS}, wrapped_by=self)
             self.for_trainer = module
 
@@ -317,12 +318,14 @@ class WrappedDataModule(ImageData):
 
     def has(self, split: Split | Literal["predict"]) -> bool:
         """Whether the module has images of a split."""
-        name = f"{split}_dataloader"
-        return getattr(type(self.module), name) is not getattr(DataHooks, name)
+        return self._is_theirs(f"{split}_dataloader")
 
-    def _theirs(self, hook: str, *given: Any) -> Any:
-        """Calls a hook of the module's own."""
-        return getattr(type(self.module), hook)(self.module, *given)
+    def _theirs(self, hook: str) -> Any:
+        """Returns a hook of the module's own."""
+        return self._own.get(hook) or getattr(self.module, hook)
+
+    def _is_theirs(self, hook: str) -> bool:
+        return getattr(self._theirs(hook), "__func__", None) is not getattr(DataHooks, hook)
 
     @property
     def notice(self) -> str:
@@ -350,10 +353,10 @@ class WrappedDataModule(ImageData):
             assert self.trainer is not None
             self.module = self.trainer.lightning_module  # which Lightning sets up
         else:
-            self._theirs("setup", "test" if stage == "predict" and not self.has("predict") else stage)
+            self._theirs("setup")(stage="test" if stage == "predict" and not self.has("predict") else stage)
 
     def train_dataloader(self) -> Any:
-        return _made_again_by_attributes(self._theirs("train_dataloader"))
+        return _made_again_by_attributes(self._theirs("train_dataloader")())
 
     def val_dataloader(self) -> Any:
         return self._of_trained("val")
@@ -362,7 +365,7 @@ class WrappedDataModule(ImageData):
         """Returns a loader, or refuses one whose labels stand for other classes than those of training."""
         if not self.has(split):
             raise UserError(f"data.{self.title} has no {split}_dataloader")
-        loader = self._theirs(f"{split}_dataloader")
+        loader = self._theirs(f"{split}_dataloader")()
         names = _class_names(getattr(loader, "dataset", None)) or []
         if self._trained and names != self._trained[: len(names)]:
             both = f"has the classes {listed(names)}, that for train {listed(self._trained)}"
@@ -383,7 +386,9 @@ class WrappedDataModule(ImageData):
             UserError: it holds no images and labels where a ViTClassifier, or other labels of the model, need them.
         """
         trainer: Any = self.for_trainer.trainer
-        batch, kind = self._theirs("on_after_batch_transfer", batch, dataloader_idx), trainer.lightning_module
+        kind, hook = trainer.lightning_module, "on_after_batch_transfer"
+        theirs = self._theirs(hook) if self._is_theirs(hook) else getattr(kind, hook)  # of either, as Lightning has it
+        batch = theirs(batch, dataloader_idx)
         is_ours = getattr(kind, "takes_pairs", False)
         is_unlabelled = trainer.predicting and len([*tensors_in(batch)]) == 1
         if is_unlabelled or not (is_ours or self.changes_labels):

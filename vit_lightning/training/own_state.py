@@ -123,7 +123,8 @@ class OwnState(Callback):
 
         def put_back() -> None:
             parts, (now, _) = {"trainer": trainer, **_parts(trainer)}, _attributes(trainer)
-            made = {place: pickle.loads(value) for place, value in self._made.items()}
+            # not what a setup has made something else of, such as None a layer
+            made = {place: pickle.loads(value) for place, value in self._made.items() if place in now}
             for (part, name), value in (made | kept).items():
                 if part in parts and pickle.dumps(now.get((part, name), ...)) != pickle.dumps(value):
                     old = vars(parts[part]).get(name)

@@ -147,7 +147,8 @@ def _opened(file: WeightsFile, known: _Known) -> Source:
         view = for_size(view, network.image_size) | {"in_channels": network.in_channels}
     view |= {"class_names": names, **known.facts}
     usual = usual_normalisation(network, family) if known.usual and view.get("in_channels") == 3 else {}
-    usual |= {"interpolation": "bilinear" if family in ("torchvision", "hf") else "bicubic"} if usual else {}
+    bilinear = family in ("hf", "dinov3") or (family == "torchvision" and network.image_size == (224, 224))
+    usual |= {"interpolation": "bilinear" if bilinear else "bicubic"} if usual else {}
     told = {**(file.view or {}), **known.facts}
     if assumed := {name: value for name, value in usual.items() if name not in told}:
         view |= assumed
