@@ -38,7 +38,7 @@ class Untested(LightningDataModule):
         self.save_hyperparameters()
         self.count = count
 
-    def setup(self, stage):
+    def setup(self, *, stage):  # by name, as Lightning passes it
         digits = load_digits()
         images, labels = torch.tensor(digits.images[: self.count, None]).float() / 16, torch.tensor(digits.target)
         self.set = TensorDataset(images, labels[: self.count])
@@ -51,12 +51,15 @@ class Untested(LightningDataModule):
 
 
 class Module(Untested):
-    test_dataloader = Untested.val_dataloader
+    test_dataloader, batch_size, transform, classes = Untested.val_dataloader, 16, "none", "abcdefghij"
+
+    def state_dict(self):
+        return {"transform": self.transform}
 
 
 class Staged(Untested):
     def setup(self, stage):
-        super().setup(stage)
+        super().setup(stage=stage)
         setattr(self, stage, self.set)
 
     def test_dataloader(self):
@@ -96,17 +99,6 @@ class Trained(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), 0.1)
-
-
-class Named(Module):
-    batch_size, transform = 16, "none"
-
-    def setup(self, *, stage):
-        super().setup(stage)
-        self.classes = [*"abcdefghij"]
-
-    def state_dict(self):
-        return {"transform": self.transform}
 
 
 class Reads(Trained):
@@ -178,7 +170,7 @@ class Split(Module):
         self.first = np.random.permutation(60).tolist()  # noqa: NPY002
 
     def setup(self, stage):
-        super().setup(stage)
+        super().setup(stage=stage)
         self.drawn = torch.utils.data.random_split(self.set, [40, 20])
         print("drawn", stage, self.first, sorted(self.drawn[1].indices))
 

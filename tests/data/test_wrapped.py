@@ -85,10 +85,10 @@ def test_code_of_the_user_s_reads_its_own_data_module_on_the_trainer(own, capsys
     PL#19838: that no predictions tell whether a logged accuracy is true is said, by each command that tests.
     """
     flags = [flag for flag in FLAGS if "--model" not in flag]
-    flags += ["--data=my_scans.Named", "--module=my_scans.Reads", "--trainer.max_epochs=2"]
+    flags += ["--data=my_scans.Module", "--module=my_scans.Reads", "--trainer.max_epochs=2"]
     checkpoint = whole_and_resumed("fit", *flags, kill=5)  # with the layer that its setup has made in place of None
     assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.16
-    assert checkpoint["Named"] == {"transform": "none"}
+    assert checkpoint["Module"] == {"transform": "none"}
     assert checkpoint["state_dict"]["batches"] == checkpoint["global_step"], "Lightning calls the module's own hook too"
     assert main(["test", "--ckpt=run", "--trust", "--out=test"]) == 0
     said = "note        no report of the test images, and what it logs is held against no predictions"
