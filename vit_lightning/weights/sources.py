@@ -156,8 +156,8 @@ def _opened(file: WeightsFile, known: _Known) -> Source:
         text = ", ".join(f"{name} {value}" for name, value in assumed.items())
         text += f" of its images are those of most weights of {family}"
         text += ", centre_share 1.0 shows all of them" * len(more)
-        gives = ", ".join(f"'{name}': ..." for name in (*assumed, *more))
-        notes += (f"{text}; nothing beside the file tells (config={{{gives}}} gives others)",)
+        others = ", ".join(f"'{name}': ..." for name in (*assumed, *more))
+        notes += (f"{text}; nothing beside the file tells (config={{{others}}} gives others)",)
     return Source(
         place=file.place,
         network=network,
